@@ -1,0 +1,198 @@
+"""The values every layer speaks of. No behaviour beyond what the value itself knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NewType
+
+SandboxId = NewType("SandboxId", str)
+ExecId = NewType("ExecId", str)
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+WORKSPACE = "/workspace"
+
+
+class State(StrEnum):
+    """creating → running ⇄ paused → stopping → gone, or failed from anywhere but gone."""
+
+    CREATING = "creating"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    GONE = "gone"
+    FAILED = "failed"
+
+
+class Isolation(StrEnum):
+    """What stands between a program and the host, strongest first."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    NONE = "none"  # never offered; what `doctor` says when neither is possible
+
+
+class Reason(StrEnum):
+    """Why an exec ended: exactly one of these."""
+
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    TIMED_OUT = "timed_out"
+    OOM_KILLED = "oom_killed"
+    OUTPUT_LIMIT = "output_limit"
+    CANCELLED = "cancelled"
+
+
+class Stream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    PTY = "pty"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use. Bytes are bytes, seconds are seconds, cpus are cores."""
+
+    memory: int = 512 * MIB
+    cpus: float = 0.5
+    processes: int = 128
+    disk: int = GIB
+    inodes: int = 65_536
+    open_files: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How `run` turns code into a program: where the code goes, and what is executed."""
+
+    name: str
+    filename: str  # written into the sandbox; "{id}" is replaced by the exec's id
+    command: tuple[str, ...]  # "{file}" is replaced by the path of that file
+    carry: str | None = None  # name of the carry snippet (see service/carry.py), if any
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What a sandbox starts from. Loaded from YAML; carries no logic."""
+
+    name: str
+    description: str = ""
+    root: str = "host"  # "host", "dir:/path", or "image:NAME" (imported with `capsule template import`)
+    languages: Mapping[str, Language] = field(default_factory=dict)
+    default_language: str = "bash"
+    needs: tuple[str, ...] = ()  # programs that must exist inside, e.g. ("python3",)
+    shell: tuple[str, ...] = ("/bin/bash", "-l")
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    network: str = "none"
+    seccomp: str = "default"
+    ttl: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """All a provider needs to launch a box."""
+
+    template: Template
+    limits: Limits
+    env: Mapping[str, str] = field(default_factory=dict)
+    hostname: str = "capsule"
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unenforced:
+    """A limit or protection that this host cannot give, and what would make it possible."""
+
+    what: str
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    argv: tuple[str, ...]
+    id: ExecId
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = WORKSPACE
+    timeout: float = 30.0  # 0: none
+    stdin: bool = False
+    tty: bool = False
+    rows: int = 24
+    cols: int = 80
+    output_limit: int = 10 * MIB
+    keep: str = "head"  # or "tail"
+    on_limit: str = "truncate"  # or "kill"
+    carry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What became of an exec's program. Never invented: it is what the kernel said."""
+
+    reason: Reason
+    exit_code: int
+    signal: int = 0
+    duration_ms: float = 0.0
+    cpu_ms: float = 0.0
+    max_rss_bytes: int = 0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+
+    @property
+    def timed_out(self) -> bool:
+        return self.reason is Reason.TIMED_OUT
+
+
+@dataclass(frozen=True, slots=True)
+class ExecInfo:
+    id: ExecId
+    pid: int
+    argv: tuple[str, ...]
+    tty: bool
+    running: bool
+    started_ms_ago: float
+    exit: Exit | None
+    stdout_bytes: int
+    stderr_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    name: str
+    path: str
+    type: str  # file, dir, symlink, fifo, socket, device
+    size: int
+    mode: int
+    mtime: float
+    uid: int
+    gid: int
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    cpu_ms: float | None
+    memory_bytes: int | None
+    memory_peak_bytes: int | None
+    processes: int | None
+    io_read_bytes: int | None
+    io_write_bytes: int | None
+    disk_bytes: int | None
+    inodes: int | None
+    oom_kills: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """All that `adopt` needs to find a box again. JSON, so it can be stored."""
+
+    provider: str
+    sandbox_id: SandboxId
+    data: Mapping[str, Any] = field(default_factory=dict)
