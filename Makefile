@@ -1,0 +1,77 @@
+# One command from green: `make run` serves, `make test` tests. Both set up what they need first.
+# Stamp files remember what is done, so a second `make run` starts the server at once.
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+RUN_STAMP := $(VENV)/.set-up-run
+DEV_STAMP := $(VENV)/.set-up-dev
+AGENT := agent/build/capsule-agent
+AGENT_ASAN := agent/build/asan/capsule-agent
+AGENT_SOURCES := $(wildcard agent/*.c agent/*.h) agent/flags.txt agent/build.py
+PINS := pyproject.toml scripts/setup $(wildcard sdk/python/pyproject.toml)
+SOURCES := src sdk tests bench examples docs hatch_build.py agent/build.py
+
+export VENV
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test check fmt bench wheel agent agent-asan docs pins clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: $(DEV_STAMP) $(AGENT)  ## make .venv with all that development needs, and build the agent
+
+run: $(RUN_STAMP) $(AGENT)  ## serve on http://localhost:8080
+	@exec $(VENV)/bin/capsule serve $(ARGS)
+
+test: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run every test; CI=true: a missing component is a failure
+	@scripts/test $(ARGS)
+
+check: $(DEV_STAMP) $(AGENT)  ## formatting, lint, types and unit tests, in less than a minute
+	$(VENV)/bin/ruff format --check -q $(SOURCES)
+	$(VENV)/bin/ruff check -q $(SOURCES)
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pytest -q -n 2 -m "not slow and not serial" tests/unit tests/meta
+
+fmt: $(DEV_STAMP)  ## format, and fix what can be fixed
+	$(VENV)/bin/ruff format -q $(SOURCES)
+	$(VENV)/bin/ruff check -q --fix $(SOURCES)
+
+bench: $(DEV_STAMP) $(AGENT)  ## measure, print a table, write bench/results/
+	@$(PY) -m bench.run $(ARGS)
+
+wheel: $(DEV_STAMP)  ## self-contained wheels for x86-64 and arm64, and the sdist, in dist/
+	@scripts/wheel
+
+docs: $(DEV_STAMP)  ## write the generated pages under docs/ again
+	$(PY) docs/generate.py
+
+agent: $(AGENT)  ## build the agent
+agent-asan: $(AGENT_ASAN)  ## build the agent with AddressSanitizer and UBSan
+
+$(AGENT): $(AGENT_SOURCES) | $(RUN_STAMP)
+	@$(PY) agent/build.py $@
+
+$(AGENT_ASAN): $(AGENT_SOURCES) | $(RUN_STAMP)
+	@$(PY) agent/build.py --sanitize $@
+
+$(RUN_STAMP): requirements/run.txt $(PINS)
+	@scripts/setup run
+	@touch $@
+
+$(DEV_STAMP): requirements/dev.txt requirements/run.txt $(PINS)
+	@scripts/setup dev
+	@touch $(RUN_STAMP) $@
+
+# A .venv that another user or another Python made is made again, not stumbled over.
+ifeq ($(shell $(PY) -c 'print(1)' 2>/dev/null),)
+.PHONY: $(RUN_STAMP) $(DEV_STAMP)
+endif
+
+pins:  ## resolve requirements/*.txt anew
+	@scripts/pins
+
+clean:  ## remove everything that was built
+	rm -rf $(VENV) dist agent/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
