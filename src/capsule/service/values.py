@@ -1,0 +1,102 @@
+"""What the service takes and gives. Frozen: an edge can keep them, and cannot change them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from capsule.model import ExecId, Exit, Isolation, Limits, SandboxId, State, Unenforced
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A sandbox as it is now. Later changes do not show; ask again."""
+
+    id: SandboxId
+    template: str
+    provider: str
+    state: State
+    isolation: Isolation | None  # None while creating
+    created_at: datetime  # UTC
+    expires_at: datetime  # UTC
+    ttl: float  # seconds; what keep_alive extends by
+    idle_timeout: float  # seconds; 0: off
+    limits: Limits
+    unenforced: tuple[Unenforced, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""  # why it failed or is going; "" otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    template: str = "python"
+    ttl: float | None = None
+    idle_timeout: float | None = None  # 0: off
+    limits: Mapping[str, Any] | None = None  # overrides: names are the fields of Limits
+    env: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    provider: str | None = None
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecCall:
+    """Run a program. `cmd` is an argv; turning a string into a shell call is the edge's business."""
+
+    cmd: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    timeout: float | None = None
+    stdin: bytes = b""
+    output_limit: int | None = None
+    on_limit: str = "truncate"  # or "kill"
+    session: str | None = None
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunCall:
+    """Run a piece of code in one of the template's languages (None: the template's default)."""
+
+    code: str
+    language: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    timeout: float | None = None
+    stdin: bytes = b""
+    output_limit: int | None = None
+    on_limit: str = "truncate"
+    session: str | None = None
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    id: ExecId
+    exit: Exit
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the server is doing right now."""
+
+    sandboxes: Mapping[State, int]
+    max_sandboxes: int
+    execs: int
+    max_execs: int
+    draining: bool
+
+
+class TarResult(NamedTuple):
+    files: int
+    bytes: int
+
+
+class Terminal(NamedTuple):
+    rows: int = 24
+    cols: int = 80
