@@ -7,9 +7,9 @@ RUN_STAMP := $(VENV)/.set-up-run
 DEV_STAMP := $(VENV)/.set-up-dev
 AGENT := agent/build/capsule-agent
 AGENT_ASAN := agent/build/asan/capsule-agent
-AGENT_SOURCES := $(wildcard agent/*.c agent/*.h) agent/flags.txt agent/build.py
+AGENT_SOURCES := $(wildcard agent/*.c agent/*.h) agent/flags.txt agent/build_agent.py
 PINS := pyproject.toml scripts/setup $(wildcard sdk/python/pyproject.toml)
-SOURCES := src sdk tests bench examples docs hatch_build.py agent/build.py
+SOURCES := src sdk tests bench examples docs hatch_build.py agent/build_agent.py
 
 export VENV
 
@@ -51,10 +51,10 @@ agent: $(AGENT)  ## build the agent
 agent-asan: $(AGENT_ASAN)  ## build the agent with AddressSanitizer and UBSan
 
 $(AGENT): $(AGENT_SOURCES) | $(RUN_STAMP)
-	@$(PY) agent/build.py $@
+	@$(PY) agent/build_agent.py $@
 
 $(AGENT_ASAN): $(AGENT_SOURCES) | $(RUN_STAMP)
-	@$(PY) agent/build.py --sanitize $@
+	@$(PY) agent/build_agent.py --sanitize $@
 
 $(RUN_STAMP): requirements/run.txt $(PINS)
 	@scripts/setup run

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Builds the agent: one static binary from agent/*.c, with whatever C compiler there is.
 
-The machine's own compiler comes first (glibc or musl, it must be able to link statically); where there
-is none, and for another architecture, the `ziglang` package is one. The Makefile, the wheel and an
-editable install all build through here, so the flags in flags.txt are the only ones.
+The machine's own compiler comes first (glibc or musl, it must be able to link statically); where
+there is none, and for another architecture, the `ziglang` package is one. The Makefile, the wheel
+and an editable install all build through here, so the flags in flags.txt are the only ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def links(compiler: list[str], *options: str) -> bool:
     """Whether this compiler makes an executable with these options, found out by doing it."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch, "probe.c")
-        source.write_text("#include <stdio.h>\nint main(void) { return puts(\"\") < 0; }\n")
+        source.write_text('#include <stdio.h>\nint main(void) { return puts("") < 0; }\n')
         command = [*compiler, *options, str(source), "-o", str(source.with_suffix(""))]
         try:
             return subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -75,7 +75,7 @@ def compiler_for(arch: str) -> list[str]:
     native = native_compiler() if arch == machine() else None
     found = native or zig(arch)
     if found is None:
-        raise SystemExit(f"agent/build.py: {NO_COMPILER}")
+        raise SystemExit(f"build_agent.py: {NO_COMPILER}")
     return found
 
 
@@ -95,7 +95,8 @@ def build(target: Path, *, arch: str | None = None, sanitize: bool = False) -> N
             subprocess.run(["strip", str(fresh)], check=False)
         fresh.replace(target)
     except subprocess.CalledProcessError as error:
-        raise SystemExit(f"agent/build.py: {compiler[0]} failed with status {error.returncode}") from None
+        status = f"{compiler[0]} failed with status {error.returncode}"
+        raise SystemExit(f"build_agent.py: {status}") from None
     finally:
         fresh.unlink(missing_ok=True)
 
@@ -105,7 +106,7 @@ def main() -> None:
     parser.add_argument("target", type=Path, nargs="?", default=HERE / "build" / "capsule-agent")
     parser.add_argument("--arch", help="x86_64 or aarch64; this machine's when left out")
     parser.add_argument("--sanitize", action="store_true", help="with AddressSanitizer and UBSan")
-    parser.add_argument("--can", action="store_true", help="only say, by the exit status, whether it can")
+    parser.add_argument("--can", action="store_true", help="only tell by the exit status")
     options = parser.parse_args()
     if options.can:
         sys.exit(0 if native_compiler() or zig(machine()) else 1)

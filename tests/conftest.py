@@ -1,0 +1,82 @@
+"""Fixtures for all tests, and the summary of what was skipped and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from tests.support import ROOT, component_missing
+from tests.support.users import User, ordinary_user, readable_capsule
+
+
+@pytest.fixture(autouse=True)
+def loop_is_never_blocked() -> Iterator[BlockBuster]:
+    """A blocking call of ours inside the event loop is an error, wherever a test causes it."""
+    with blockbuster_ctx("capsule") as buster:
+        # The store is written on the loop on purpose: WAL without fsync takes microseconds,
+        # a thread hop takes longer.
+        for name, function in buster.functions.items():
+            if name.startswith("sqlite3."):
+                function.deactivate()
+        yield buster
+
+
+@pytest.fixture(scope="session")
+def agent_binary() -> Path:
+    path = Path(os.environ.get("CAPSULE_AGENT", ROOT / "agent/build/capsule-agent"))
+    if not os.access(path, os.X_OK):
+        component_missing(f"the agent is not built: {path} (make agent)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def asan_agent() -> Path:
+    """The agent with AddressSanitizer and UBSan."""
+    path = ROOT / "agent/build/asan/capsule-agent"
+    if not os.access(path, os.X_OK):
+        component_missing(f"the sanitized agent is not built: {path} (make agent-asan)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def capsule_for_all() -> Iterator[tuple[str, list[str]]]:
+    """A Python, and folders to import Capsule from, that every user of this machine may use."""
+    with readable_capsule() as found:
+        yield found
+
+
+@pytest.fixture
+def as_user(worker_id: str, capsule_for_all: tuple[str, list[str]]) -> Iterator[User]:
+    """Somebody without rights to run commands as; see tests/support/users.py."""
+    with ordinary_user(_number(worker_id), *capsule_for_all) as user:
+        yield user
+
+
+@pytest.fixture
+def as_root() -> None:
+    """Asking for it skips the test when the suite does not run as root."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, the suite runs as an ordinary user")
+
+
+def _number(worker_id: str) -> int:
+    digits = worker_id.removeprefix("gw")
+    return int(digits) + 1 if digits.isdigit() else 0
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collect reasons for the one list at the end of `make test` (see scripts/test)."""
+    target = os.environ.get("CAPSULE_TEST_SKIPS")
+    if not target or not report.skipped or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    if hasattr(report, "wasxfail"):
+        reason = f"expected failure: {report.wasxfail or report.nodeid}"
+    else:
+        assert isinstance(report.longrepr, tuple)
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+    with open(target, "a", encoding="utf-8") as file:
+        file.write(reason.replace("\n", " ") + "\n")
