@@ -1,0 +1,117 @@
+"""Imports point down, and each layer keeps to its own words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+SOURCE = ROOT / "src" / "capsule"
+SDK = ROOT / "sdk" / "python" / "src" / "capsule_sdk"
+
+# What a layer may import besides itself: whatever stands at its own height or lower.
+HEIGHT = {
+    "errors": 0,
+    "model": 0,
+    "agentbin": 1,
+    "catalog": 1,
+    "config": 1,
+    "link": 2,
+    "providers": 2,
+    "profiles": 2,
+    "templates": 2,
+    "service": 3,
+    "testing": 3,
+    "edge": 4,
+    "app": 5,
+    "cli": 6,
+    "__main__": 7,
+}
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+# errors.py is the one table that says what each error is called on every surface.
+HTTP_WORDS = re.compile(r"https?$|^http|status_code|starlette|fastapi|uvicorn|websocket", re.I)
+BACKEND_WORDS = re.compile(r"docker|container|kubernetes|cgroup|namespace|seccomp|landlock", re.I)
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def names(tree: ast.AST) -> Iterator[str]:
+    """Every identifier: what code calls things. Text in strings is for people and may say more."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "name", "arg", "module"):
+            if isinstance(value := getattr(node, field, None), str):
+                yield value
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {layer_of(path) for path in MODULES} <= HEIGHT.keys()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down(path: Path) -> None:
+    own = layer_of(path)
+    lower = {layer for layer, height in HEIGHT.items() if height <= HEIGHT[own]}
+    ours = {name.split(".")[1] for name in imported(parse(path)) if name.startswith("capsule.")}
+    # `from capsule import x` names a module or a value of the package itself.
+    assert {name for name in ours if name in HEIGHT} <= lower
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if HEIGHT[layer_of(path)] < HEIGHT["edge"]],
+    ids=lambda path: str(path.relative_to(SOURCE)),
+)
+def test_no_http_word_below_the_edge(path: Path) -> None:
+    if layer_of(path) == "errors":
+        return
+    assert not [name for name in names(parse(path)) if HTTP_WORDS.search(name)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if layer_of(path) in ("service", "edge")],
+    ids=lambda path: str(path.relative_to(SOURCE)),
+)
+def test_no_backend_word_above_the_providers(path: Path) -> None:
+    found = {name for name in names(parse(path)) if BACKEND_WORDS.search(name)}
+    assert not found - {"namespace", "Namespace"}
+
+
+@pytest.mark.parametrize("path", sorted(SDK.rglob("*.py")), ids=lambda path: path.name)
+def test_the_sdk_does_not_need_the_server(path: Path) -> None:
+    modules = {
+        node.module or ""
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ImportFrom) and node.level == 0
+    }
+    assert not [name for name in modules if name.split(".")[0] == "capsule"]
+
+
+def test_importing_the_package_does_no_work() -> None:
+    """A statement that only calls something, at the top of a module, does work; cli may register."""
+    for path in (path for path in MODULES if layer_of(path) not in ("cli", "__main__")):
+        for node in parse(path).body:
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                pytest.fail(f"{path.relative_to(SOURCE)}:{node.lineno} calls something at import")
