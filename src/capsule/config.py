@@ -1,0 +1,364 @@
+"""Every setting of the server, in one frozen value.
+
+A setting comes from, strongest first: an override in code (the command line), an environment
+variable (`CAPSULE_` + its name in capitals), the YAML file that `CAPSULE_CONFIG` names, its default.
+Lists are separated by commas in the environment; `max_limits` is a mapping in the file and one
+variable per limit in the environment (`CAPSULE_MAX_LIMITS_MEMORY`). Sizes take `512MiB`, times `10m`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from capsule.errors import ForbiddenError, InvalidError
+from capsule.model import GIB, MIB, Isolation, Limits
+from capsule.settings import about, check, unknown
+
+PREFIX = "CAPSULE_"
+
+# A Unix socket's path has at most 107 bytes: run_dir + "/boxes/<id>/agent.sock", and some room.
+RUN_DIR_MAX = 70
+API_KEY_MIN = 16
+
+# Variables with our prefix that are no settings of the server. Kubernetes invents the last two for
+# a Service that is called `capsule`.
+_FOREIGN = ("CAPSULE_CONFIG", "CAPSULE_AGENT", "CAPSULE_URL", "CAPSULE_API_KEY")
+_FOREIGN_PREFIXES = ("CAPSULE_TEST_", "CAPSULE_BENCH_", "CAPSULE_SERVICE_", "CAPSULE_PORT_")
+
+_DAY = 86400.0
+_YEARS = 3650 * _DAY
+_UNSET = Path()  # the directories depend on who runs the server: see default_dirs
+_LEVELS = ("namespaces", "landlock")
+
+_LIMITS = {
+    "memory": about("bytes", "bytes of memory", low=16 * MIB, high=1024 * GIB),
+    "cpus": about("number", "cores; a fraction is fine", low=0.01, high=1024),
+    "processes": about("integer", "processes and threads", low=4, high=4_194_304),
+    "disk": about("bytes", "bytes in the writable layer", low=MIB, high=1024 * 1024 * GIB),
+    "inodes": about("integer", "files and folders in the writable layer", low=64, high=2**40),
+    "open_files": about("integer", "open files per process", low=16, high=1_048_576),
+}
+_MAX_LIMITS = Limits(
+    memory=16 * GIB,
+    cpus=64.0,
+    processes=32_768,
+    disk=100 * GIB,
+    inodes=16_777_216,
+    open_files=4096,
+)
+
+
+class Setting(NamedTuple):
+    """One line of the configuration reference."""
+
+    name: str
+    env: str
+    type: str
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class Config:
+    host: str = field(
+        default="127.0.0.1",
+        metadata=about("text", "address to listen on; beyond loopback api_keys are needed"),
+    )
+    port: int = field(
+        default=8080,
+        metadata=about("integer", "port to listen on; 0: any free one", low=0, high=65535),
+    )
+    api_keys: tuple[str, ...] = field(
+        default=(),
+        metadata=about("list", "keys that may use the API; none: no key is asked for", secret=True),
+    )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=about("list", "names the server is reached by, beside those of loopback"),
+    )
+    allowed_origins: tuple[str, ...] = field(
+        default=(),
+        metadata=about("list", "origins of web pages that may call it, beside its own"),
+    )
+    data_dir: Path = field(
+        default=_UNSET,
+        metadata=about("path", "where records, images and disks are kept"),
+    )
+    run_dir: Path = field(
+        default=_UNSET,
+        metadata=about("path", f"where boxes have their sockets; at most {RUN_DIR_MAX} bytes long"),
+    )
+    provider: str = field(
+        default="local",
+        metadata=about("text", "provider of sandboxes that name none"),
+    )
+    min_isolation: Isolation = field(
+        default=Isolation.LANDLOCK,
+        metadata=about("choice", "refuse to start below this level", choices=_LEVELS),
+    )
+    isolation: Isolation | None = field(
+        default=None,
+        metadata=about(
+            "choice",
+            "use this level even if the host can do better",
+            choices=_LEVELS,
+            optional=True,
+        ),
+    )
+    disk_backing: str = field(
+        default="auto",
+        metadata=about(
+            "choice", "what a sandbox's disk is made of", choices=("auto", "loop", "memory")
+        ),
+    )
+    templates_dir: Path | None = field(
+        default=None,
+        metadata=about("path", "folder with further templates", optional=True),
+    )
+    max_sandboxes: int = field(
+        default=1024,
+        metadata=about("integer", "sandboxes at the same time", low=1, high=1_000_000),
+    )
+    max_execs: int = field(
+        default=256,
+        metadata=about("integer", "execs at the same time, in all sandboxes", low=1, high=100_000),
+    )
+    max_execs_per_sandbox: int = field(
+        default=64,
+        metadata=about("integer", "execs at the same time in one sandbox", low=1, high=256),
+    )
+    ttl: float = field(
+        default=600.0,
+        metadata=about("seconds", "life of a sandbox when nobody says otherwise", low=1.0),
+    )
+    max_ttl: float = field(
+        default=_DAY,
+        metadata=about("seconds", "longest life that may be asked for", low=1.0, high=_YEARS),
+    )
+    idle_timeout: float = field(
+        default=0.0,
+        metadata=about(
+            "seconds", "end a sandbox unused for this long; 0: never", low=0.0, high=_YEARS
+        ),
+    )
+    exec_timeout: float = field(
+        default=30.0,
+        metadata=about("seconds", "time an exec gets when nobody says otherwise", low=0.001),
+    )
+    max_exec_timeout: float = field(
+        default=3600.0,
+        metadata=about("seconds", "longest time an exec may ask for", low=0.001, high=_YEARS),
+    )
+    output_limit: int = field(
+        default=10 * MIB,
+        metadata=about("bytes", "bytes kept of each output stream of an exec", low=1),
+    )
+    max_output_limit: int = field(
+        default=256 * MIB,
+        metadata=about("bytes", "largest output_limit to ask for", low=1, high=64 * GIB),
+    )
+    max_body: int = field(
+        default=16 * MIB,
+        metadata=about("bytes", "largest JSON body of a request", low=1024, high=GIB),
+    )
+    max_upload: int = field(
+        default=0,
+        metadata=about("bytes", "largest upload; 0: what the sandbox's disk allows", low=0),
+    )
+    drain: str = field(
+        default="keep",
+        metadata=about(
+            "choice", "what a graceful stop does with sandboxes", choices=("keep", "delete")
+        ),
+    )
+    drain_timeout: float = field(
+        default=10.0,
+        metadata=about("seconds", "how long a graceful stop waits for execs", low=0.0, high=3600.0),
+    )
+    log_level: str = field(
+        default="info",
+        metadata=about(
+            "choice", "least severe message to log", choices=("debug", "info", "warning", "error")
+        ),
+    )
+    log_format: str = field(
+        default="auto",
+        metadata=about(
+            "choice", "auto: text on a terminal, else JSON", choices=("auto", "json", "text")
+        ),
+    )
+    max_limits: Limits = field(
+        default=_MAX_LIMITS, metadata=about("limits", "the most one sandbox may have:")
+    )
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value == _UNSET and f.default == _UNSET:
+                value = default_dirs(os.environ)[f.name]
+            object.__setattr__(self, f.name, check(f"setting {f.name}", f.metadata, value))
+        _check_together(self)
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{f.name}={self._shown(f.name)}' for f in fields(self))})"
+
+    def _shown(self, name: str) -> str:
+        return f"<{len(self.api_keys)} keys>" if name == "api_keys" else repr(getattr(self, name))
+
+
+def load_config(
+    env: Mapping[str, str] = os.environ, file: Path | str | None = None, **overrides: Any
+) -> Config:
+    """Raises InvalidError naming the setting, the value and what is allowed."""
+    values: dict[str, Any] = dict(default_dirs(env))
+    if source := (file or env.get("CAPSULE_CONFIG")):
+        _merge(values, _read_file(Path(source)), str(source))
+    _merge(values, _read_env(env), "the environment")
+    _merge(values, {k: v for k, v in overrides.items() if v is not None}, "the call")
+    return Config(**values)
+
+
+def settings() -> list[Setting]:
+    """Every setting, for the reference and the test that compares it with this."""
+    found: list[Setting] = []
+    for f in fields(Config):
+        env, help = PREFIX + f.name.upper(), f.metadata["help"]
+        if f.metadata["kind"] == "limits":
+            found += [
+                Setting(
+                    f"{f.name}.{limit}",
+                    f"{env}_{limit.upper()}",
+                    what["kind"],
+                    getattr(f.default, limit),
+                    f"{help} {what['help']}",
+                )
+                for limit, what in _LIMITS.items()
+            ]
+            continue
+        kind = " | ".join(f.metadata["choices"]) or f.metadata["kind"]
+        found.append(Setting(f.name, env, kind, None if f.default == _UNSET else f.default, help))
+    return found
+
+
+def check_exposure(config: Config) -> None:
+    """Raises ForbiddenError when the server would listen to others and ask nobody for a key."""
+    if not config.api_keys and not is_loopback(config.host):
+        raise ForbiddenError(
+            f"refusing to listen on {config.host!r} without API keys",
+            hint="set CAPSULE_API_KEYS, or listen on 127.0.0.1",
+            field="host",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def default_dirs(env: Mapping[str, str], uid: int | None = None) -> dict[str, Path]:
+    """Root's are the system's, others' are XDG's. Where a socket would not fit below the run
+    directory it is in /tmp, and `service.lock` refuses it unless it is ours alone."""
+    uid = os.geteuid() if uid is None else uid
+    if uid == 0:
+        return {"data_dir": Path("/var/lib/capsule"), "run_dir": Path("/run/capsule")}
+    home = env.get("HOME") or f"/tmp/capsule-home-{uid}"
+    run = Path(env.get("XDG_RUNTIME_DIR") or "/nonexistent", "capsule")
+    if len(os.fsencode(run)) > RUN_DIR_MAX or not run.parent.is_dir():
+        run = Path(f"/tmp/capsule-{uid}")
+    return {
+        "data_dir": Path(env.get("XDG_DATA_HOME") or Path(home, ".local/share"), "capsule"),
+        "run_dir": run,
+    }
+
+
+def check_limit(name: str, value: Any, most: Limits) -> Any:
+    """One limit that somebody asks for, at most as in `most`. Raises InvalidError."""
+    if name not in _LIMITS:
+        raise unknown(name, _LIMITS, "limit")
+    return check(f"limits.{name}", {**_LIMITS[name], "high": getattr(most, name)}, value)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise InvalidError(f"the configuration {path} is not YAML: {detail}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidError(f"the configuration {path} is not a mapping of settings")
+    return {str(key): value for key, value in content.items()}
+
+
+def _read_env(env: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    limits = {f"MAX_LIMITS_{name.upper()}": name for name in _LIMITS}
+    for key, text in env.items():
+        if not key.startswith(PREFIX) or key in _FOREIGN or key.startswith(_FOREIGN_PREFIXES):
+            continue
+        name = key.removeprefix(PREFIX)
+        if name in limits:
+            values.setdefault("max_limits", {})[limits[name]] = text
+        else:
+            values[name.lower()] = text
+    return values
+
+
+def _merge(values: dict[str, Any], new: Mapping[str, Any], source: str) -> None:
+    known = {f.name: f.default for f in fields(Config)}
+    for key, value in new.items():
+        if key not in known:
+            raise unknown(key, known, f"setting in {source}")
+        if key == "max_limits" and isinstance(value, Mapping):
+            value = _merge_limits(values.get(key, known[key]), value)
+        values[key] = value
+
+
+def _merge_limits(base: Limits, new: Mapping[Any, Any]) -> Limits:
+    merged = {name: getattr(base, name) for name in _LIMITS}
+    for key, value in new.items():
+        if key not in merged:
+            raise unknown(str(key), merged, "limit in max_limits")
+        merged[key] = check(f"setting max_limits.{key}", _LIMITS[key], value)
+    return Limits(**merged)
+
+
+def _check_together(config: Config) -> None:
+    for small, large in (
+        ("ttl", "max_ttl"),
+        ("exec_timeout", "max_exec_timeout"),
+        ("output_limit", "max_output_limit"),
+    ):
+        a, b = getattr(config, small), getattr(config, large)
+        if a > b:
+            raise InvalidError(f"setting {small}: {a} is over {large}, which is {b}", field=small)
+    length = len(os.fsencode(config.run_dir))
+    if length > RUN_DIR_MAX:
+        raise InvalidError(
+            f"setting run_dir: {config.run_dir} has {length} bytes, allowed: {RUN_DIR_MAX}",
+            hint="a Unix socket's path must fit below it; take a shorter one",
+            field="run_dir",
+        )
+    if not all(len(k) >= API_KEY_MIN and k.isascii() and k.isprintable() for k in config.api_keys):
+        raise InvalidError(
+            f"setting api_keys: each key needs {API_KEY_MIN} printable ASCII characters or more",
+            hint="python3 -c 'import secrets; print(secrets.token_urlsafe(32))' makes one",
+            field="api_keys",
+        )
+    if config.isolation is Isolation.LANDLOCK and config.min_isolation is Isolation.NAMESPACES:
+        raise InvalidError(
+            "setting isolation: landlock is below min_isolation, which is namespaces",
+            field="isolation",
+        )
