@@ -1,0 +1,189 @@
+"""Capsule's own numbers, through plain HTTP and through the Python SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from capsule_sdk import AsyncCapsuleClient, CapsuleClient
+
+from bench.rivals import Rival
+from bench.stats import Measure
+
+TEMPLATE = "bash"
+
+
+@contextmanager
+def clock(measure: Measure) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    measure.samples.append((time.perf_counter() - start) * 1e3)
+
+
+class Sdk(Rival):
+    """create, exec, run, delete with `CapsuleClient`, one after the other."""
+
+    def __init__(self, url: str) -> None:
+        self._create = Measure("Capsule SDK: create", "create", target=8.0)
+        self._exec = Measure("Capsule SDK: exec `true`", "exec", target=2.5)
+        self._run = Measure("Capsule SDK: run `print(1)`", "run")
+        self._delete = Measure("Capsule SDK: delete", "delete", target=3.0)
+        self._whole = Measure("Capsule SDK: create + exec + delete", "one-shot")
+        self.measures = [self._create, self._exec, self._run, self._delete, self._whole]
+        self._client = CapsuleClient(url)
+
+    def round(self, count: int) -> None:
+        for _ in range(count):
+            self._lifetime()
+            self._one_shot()
+
+    def _lifetime(self) -> None:
+        with clock(self._create):
+            sandbox = self._client.create("python")
+        for _ in range(3):
+            with clock(self._exec):
+                sandbox.exec(["true"]).check()
+        with clock(self._run):
+            sandbox.run("print(1)").check()
+        with clock(self._delete):
+            sandbox.delete()
+
+    def _one_shot(self) -> None:
+        with clock(self._whole):
+            sandbox = self._client.create(TEMPLATE)
+            sandbox.exec(["true"]).check()
+            sandbox.delete()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Http(Rival):
+    """The same by JSON-RPC over one kept connection, without the SDK."""
+
+    def __init__(self, url: str) -> None:
+        self._create = Measure("Capsule HTTP: sandbox.v1.create", "create", target=8.0)
+        self._exec = Measure("Capsule HTTP: sandbox.v1.exec `true`", "exec", target=2.5)
+        self._delete = Measure("Capsule HTTP: sandbox.v1.delete", "delete", target=3.0)
+        self._health = Measure("Capsule HTTP: GET /health", "exec")
+        self.measures = [self._create, self._exec, self._health, self._delete]
+        self._client = httpx.Client(base_url=url, timeout=30)
+
+    def round(self, count: int) -> None:
+        for _ in range(count):
+            with clock(self._create):
+                sandbox = self._call("create", template=TEMPLATE)
+            for _ in range(3):
+                with clock(self._exec):
+                    self._call("exec", id=sandbox["id"], cmd=["true"])
+            with clock(self._health):
+                self._client.get("/health")
+            with clock(self._delete):
+                self._call("delete", id=sandbox["id"])
+
+    def _call(self, verb: str, **params: Any) -> Any:
+        body = {"jsonrpc": "2.0", "id": 1, "method": f"sandbox.v1.{verb}", "params": params}
+        told = json.loads(self._client.post("/rpc", json=body).content)
+        if "error" in told:
+            raise SystemExit(f"bench: {verb} failed: {told['error']}")
+        return told["result"]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+async def burst(url: str, count: int) -> list[Measure]:
+    """`count` creates at once, each followed by one exec: how many succeed, and how late the last."""
+    whole = Measure(f"Capsule: {count} at once, create + exec", "scale")
+    slowest = Measure(f"Capsule: {count} at once, p99", "scale", target=500.0)
+    failed: list[str] = []
+    async with AsyncCapsuleClient(url) as client:
+
+        async def one() -> None:
+            try:
+                with clock(whole):
+                    sandbox = await client.create(TEMPLATE)
+                    (await sandbox.exec(["true"])).check()
+            except Exception as error:  # counted and shown, whatever it is
+                failed.append(repr(error))
+                return
+            made.append(sandbox)
+
+        made: list[Any] = []
+        await asyncio.gather(*(one() for _ in range(count)))
+        await asyncio.gather(*(sandbox.delete() for sandbox in made))
+    if whole.samples:
+        slowest.samples = [whole.p99]
+    share = 100 * len(made) / count
+    whole.note = f"{share:.0f} % succeeded" + (f"; first failure: {failed[0]}" if failed else "")
+    return [whole, slowest]
+
+
+async def crowd(url: str, count: int, agent: Path) -> list[Measure]:
+    """`count` sandboxes alive together: memory of each, and whether the last still answers fast."""
+    memory = Measure("Capsule: memory of an idle sandbox", "scale", unit="KiB", target=1024.0)
+    memory.note = "proportional set size of its agent processes"
+    kernel = Measure("Capsule: the same with the kernel's part", "scale", unit="KiB")
+    kernel.note = "MemAvailable before and after; noisy where others work"
+    alive = Measure("Capsule: sandboxes alive together", "scale", unit="count", target=count)
+    answer = Measure(f"Capsule: exec `true` among {count}", "scale")
+    async with AsyncCapsuleClient(url) as client:
+        before, available = agent_kib(agent), available_kib()
+        gate = asyncio.Semaphore(16)
+        made: list[Any] = []
+
+        async def one() -> None:
+            async with gate:
+                made.append(await client.create(TEMPLATE))
+
+        results = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
+        if errors := [result for result in results if isinstance(result, BaseException)]:
+            alive.note = f"first failure: {errors[0]!r}"
+        alive.samples = [float(len(made))]
+        if made:
+            memory.samples = [(agent_kib(agent) - before) / len(made)]
+            kernel.samples = [max(0.0, (available - available_kib()) / len(made))]
+        for sandbox in random.sample(made, min(len(made), 100)):
+            with clock(answer):
+                (await sandbox.exec(["true"])).check()
+
+        async def end(sandbox: Any) -> None:
+            async with gate:
+                await sandbox.delete()
+
+        await asyncio.gather(*(end(sandbox) for sandbox in made))
+    return [alive, answer, memory, kernel]
+
+
+def agent_kib(agent: Path) -> float:
+    """PSS of every process that runs the agent's binary: shared pages are shared out."""
+    total = 0.0
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.readlink(entry / "exe").split(" (")[0] == str(agent):
+                total += pss_kib(entry / "smaps_rollup")
+        except OSError:
+            continue
+    return total
+
+
+def pss_kib(path: Path) -> float:
+    for line in path.read_text().splitlines():
+        if line.startswith("Pss:"):
+            return float(line.split()[1])
+    return 0.0
+
+
+def available_kib() -> float:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return float(line.split()[1])
+    return 0.0

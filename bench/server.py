@@ -1,0 +1,91 @@
+"""Servers to measure: Capsule itself, and an echo that does nothing but answer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+ECHO = """
+import sys, uvicorn
+async def app(scope, receive, send):
+    message = await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+uvicorn.run(app, port=int(sys.argv[1]), loop="uvloop", http="httptools", lifespan="off",
+            log_level="error", access_log=False)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def capsule_server(max_sandboxes: int) -> Iterator[str]:
+    """A server of our own on a free port, with its own directories; nothing of it is left."""
+    # Short, because Unix sockets are bound below it.
+    base = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
+    port = free_port()
+    env = {
+        **os.environ,
+        "CAPSULE_PORT": str(port),
+        "CAPSULE_DATA_DIR": str(base / "data"),
+        "CAPSULE_RUN_DIR": str(base / "run"),
+        "CAPSULE_MAX_SANDBOXES": str(max_sandboxes),
+        "CAPSULE_DRAIN": "delete",
+        "CAPSULE_LOG_LEVEL": "warning",
+    }
+    command = [sys.executable, "-c", "from capsule.cli.main import main; main()", "serve"]
+    with _running(command, env, f"http://127.0.0.1:{port}", "/health"):
+        yield f"http://127.0.0.1:{port}"
+    shutil.rmtree(base, ignore_errors=True)
+
+
+@contextmanager
+def echo_server() -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-c", ECHO, str(port)]
+    with _running(command, dict(os.environ), f"http://127.0.0.1:{port}", "/"):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def _running(command: list[str], env: dict[str, str], url: str, path: str) -> Iterator[None]:
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+    try:
+        _wait_until_it_answers(process, url + path)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"bench: the server ended with status {process.returncode}")
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.02)
+    raise SystemExit(f"bench: no answer from {url} within 20 s")
