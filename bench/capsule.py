@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from capsule_sdk import AsyncCapsuleClient, CapsuleClient
 
 from bench.rivals import Rival
 from bench.stats import Measure
+from capsule_sdk import AsyncCapsuleClient, CapsuleClient
 
 TEMPLATE = "bash"
 
@@ -101,7 +101,7 @@ class Http(Rival):
 
 
 async def burst(url: str, count: int) -> list[Measure]:
-    """`count` creates at once, each followed by one exec: how many succeed, and how late the last."""
+    """`count` creates at once, each followed by one exec: how many succeed, how late the last."""
     whole = Measure(f"Capsule: {count} at once, create + exec", "scale")
     slowest = Measure(f"Capsule: {count} at once, p99", "scale", target=500.0)
     failed: list[str] = []

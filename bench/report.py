@@ -40,7 +40,7 @@ def verdict(measure: Measure) -> str:
 
 
 def table(measures: Sequence[Measure]) -> str:
-    rows = [("what", "p50", "p99", "unit", "n", "target", "× Capsule", "")]
+    rows: list[tuple[str, ...]] = [("what", "p50", "p99", "unit", "n", "target", "× Capsule", "")]
     for group in GROUPS:
         members = [measure for measure in measures if measure.group == group]
         base = baseline(measures, group)

@@ -39,6 +39,7 @@ class Rival(ABC):
     def round(self, count: int) -> None:
         """Add `count` samples to each measure."""
 
+    @abstractmethod
     def close(self) -> None:
         """Remove what was made for measuring."""
 
@@ -101,6 +102,9 @@ class Local(Rival):
             self._true.samples.append(timed_ms(["/bin/true"]))
             self._python.samples.append(timed_ms([self._interpreter, "-c", "print(1)"]))
 
+    def close(self) -> None:
+        pass
+
 
 class Echo(Rival):
     """An HTTP round trip to an app that does nothing, with the client that the SDK uses."""
@@ -139,6 +143,9 @@ class Bubblewrap(Rival):
             self._whole.samples += [timed_ms(self._command) for _ in range(count)]
         except subprocess.CalledProcessError as error:
             self.give_up(error.stderr.decode(errors="replace").strip())
+
+    def close(self) -> None:
+        pass
 
 
 class Runc(Rival):

@@ -20,7 +20,8 @@ ECHO = """
 import sys, uvicorn
 async def app(scope, receive, send):
     message = await receive()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    head = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
     await send({"type": "http.response.body", "body": b"ok"})
 uvicorn.run(app, port=int(sys.argv[1]), loop="uvloop", http="httptools", lifespan="off",
             log_level="error", access_log=False)

@@ -20,6 +20,7 @@ HEIGHT = {
     "model": 0,
     "agentbin": 1,
     "catalog": 1,
+    "settings": 0,
     "config": 1,
     "link": 2,
     "providers": 2,
