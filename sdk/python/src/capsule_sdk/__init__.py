@@ -1,0 +1,88 @@
+"""Python client of Capsule, the self-hosted sandbox for untrusted code.
+
+from capsule_sdk import CapsuleClient
+
+client = CapsuleClient("http://localhost:8080")
+with client.create("python") as capsule:
+    print(capsule.run("print(sum(range(10)))").stdout)
+"""
+
+from ._client import AsyncCapsuleClient, CapsuleClient
+from ._exec import AsyncExecStream, ExecStream
+from ._sandbox import AsyncCapsule, Capsule
+from .errors import (
+    CapacityError,
+    CapsuleError,
+    ConflictError,
+    ExecFailedError,
+    ForbiddenError,
+    GoneError,
+    InternalError,
+    InvalidError,
+    NoSpaceError,
+    NotFoundError,
+    NotSupportedError,
+    TooLargeError,
+    UnauthenticatedError,
+    UnavailableError,
+    WrongStateError,
+)
+from .terminal import AsyncTerminal, Terminal
+from .values import (
+    Change,
+    Event,
+    ExecInfo,
+    ExecResult,
+    Exit,
+    FileInfo,
+    Gap,
+    Limits,
+    Metrics,
+    Output,
+    SandboxInfo,
+    Transfer,
+    Unenforced,
+    Written,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncCapsule",
+    "AsyncCapsuleClient",
+    "AsyncExecStream",
+    "AsyncTerminal",
+    "CapacityError",
+    "Capsule",
+    "CapsuleClient",
+    "CapsuleError",
+    "Change",
+    "ConflictError",
+    "Event",
+    "ExecFailedError",
+    "ExecInfo",
+    "ExecResult",
+    "ExecStream",
+    "Exit",
+    "FileInfo",
+    "ForbiddenError",
+    "Gap",
+    "GoneError",
+    "InternalError",
+    "InvalidError",
+    "Limits",
+    "Metrics",
+    "NoSpaceError",
+    "NotFoundError",
+    "NotSupportedError",
+    "Output",
+    "SandboxInfo",
+    "Terminal",
+    "TooLargeError",
+    "Transfer",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "Unenforced",
+    "Written",
+    "WrongStateError",
+]

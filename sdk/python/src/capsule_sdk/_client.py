@@ -1,0 +1,175 @@
+"""The server, as users see it: where sandboxes come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+import httpx
+
+from ._drivers import AsyncDriver, SyncDriver, Target
+from ._flow import Flow, method
+from ._rpc import new_key, rpc
+from ._sandbox import AsyncCapsule, Capsule
+from .errors import InvalidError
+from .values import SandboxInfo
+
+DEFAULT_URL = "http://localhost:8080"
+
+
+class CreateOptions(TypedDict, total=False):
+    ttl: float | None  # seconds; the template's, usually 600
+    idle_timeout: float | None  # seconds without use after which it ends; 0: never
+    memory: int | None  # bytes
+    cpus: float | None  # cores
+    processes: int | None
+    disk: int | None  # bytes
+    inodes: int | None
+    open_files: int | None
+    env: Mapping[str, str] | None
+    metadata: Mapping[str, str] | None
+    provider: str | None
+    idempotency_key: str | None
+
+
+_LIMITS = ("memory", "cpus", "processes", "disk", "inodes", "open_files")
+
+
+def _target(url: str | None, api_key: str | None, retries: int) -> Target:
+    where = (url or os.environ.get("CAPSULE_URL") or DEFAULT_URL).rstrip("/")
+    parsed = httpx.URL(where)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidError(
+            f"not the address of a server: {where!r}", hint=f"write it like {DEFAULT_URL}"
+        )
+    key = api_key or os.environ.get("CAPSULE_API_KEY")
+    headers = {"Accept-Encoding": "identity", "User-Agent": "capsule-sdk-python"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return Target(where, headers, retries)
+
+
+def create_params(template: str, options: CreateOptions) -> dict[str, Any]:
+    params: dict[str, Any] = {"idempotency_key": new_key(), **options, "template": template}
+    limits = {name: params.pop(name, None) for name in _LIMITS}
+    params["limits"] = {name: limit for name, limit in limits.items() if limit is not None} or None
+    for name in ("ttl", "idle_timeout"):
+        if (seconds := params.pop(name, None)) is not None:
+            params[f"{name}_ms"] = round(seconds * 1000)
+    return params
+
+
+class ClientMethods:
+    _driver: SyncDriver | AsyncDriver
+
+    @method
+    def list_info(
+        self, *, metadata: Mapping[str, str] | None = None, state: str | None = None
+    ) -> Flow[list[SandboxInfo]]:
+        """Every sandbox of this server, oldest first; only those with these metadata and state."""
+        body = yield from self._rpc("list", {"metadata": metadata, "state": state})
+        return [SandboxInfo.from_json(info) for info in body["sandboxes"]]
+
+    def _create(self, template: str, options: CreateOptions) -> Flow[SandboxInfo]:
+        return SandboxInfo.from_json(
+            (yield from self._rpc("create", create_params(template, options)))
+        )
+
+    def _get(self, id: str) -> Flow[SandboxInfo]:
+        return SandboxInfo.from_json((yield from self._rpc("get", {"id": id})))
+
+    def _rpc(self, name: str, params: Mapping[str, Any]) -> Flow[Any]:
+        return rpc(f"sandbox.v1.{name}", params, retries=self._driver.target.retries)
+
+
+class CapsuleClient(ClientMethods):
+    """A connection to a Capsule server.
+
+    `url` defaults to CAPSULE_URL, then to http://localhost:8080; `api_key` to CAPSULE_API_KEY.
+    Safe to share between threads.
+    """
+
+    _driver: SyncDriver
+
+    def __init__(
+        self, url: str | None = None, *, api_key: str | None = None, retries: int = 2
+    ) -> None:
+        self._driver = SyncDriver(_target(url, api_key, retries))
+
+    def create(self, template: str = "python", **options: Unpack[CreateOptions]) -> Capsule:
+        """A new sandbox, running when this returns. `with` deletes it at the end."""
+        return Capsule(self._driver, self._driver.run(self._create(template, options)))
+
+    def get(self, id: str) -> Capsule:
+        """An existing sandbox, to go on with."""
+        return Capsule(self._driver, self._driver.run(self._get(id)))
+
+    connect = get
+
+    def list(
+        self, *, metadata: Mapping[str, str] | None = None, state: str | None = None
+    ) -> list[Capsule]:
+        """Every sandbox of this server, oldest first; only those with these metadata and state."""
+        return [Capsule(self._driver, i) for i in self.list_info(metadata=metadata, state=state)]
+
+    def close(self) -> None:
+        """Close the connections. Sandboxes live on."""
+        self._driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncCapsuleClient(ClientMethods):
+    """A connection to a Capsule server, for asyncio. The same methods as CapsuleClient, awaited."""
+
+    _driver: AsyncDriver
+
+    def __init__(
+        self, url: str | None = None, *, api_key: str | None = None, retries: int = 2
+    ) -> None:
+        self._driver = AsyncDriver(_target(url, api_key, retries))
+
+    async def create(
+        self, template: str = "python", **options: Unpack[CreateOptions]
+    ) -> AsyncCapsule:
+        """A new sandbox, running when this returns. `async with` deletes it at the end."""
+        return AsyncCapsule(self._driver, await self._driver.run(self._create(template, options)))
+
+    async def get(self, id: str) -> AsyncCapsule:
+        """An existing sandbox, to go on with."""
+        return AsyncCapsule(self._driver, await self._driver.run(self._get(id)))
+
+    connect = get
+
+    async def list(
+        self, *, metadata: Mapping[str, str] | None = None, state: str | None = None
+    ) -> list[AsyncCapsule]:
+        """Every sandbox of this server, oldest first; only those with these metadata and state."""
+        found = await self.list_info(metadata=metadata, state=state)
+        return [AsyncCapsule(self._driver, info) for info in found]
+
+    async def aclose(self) -> None:
+        """Close the connections. Sandboxes live on."""
+        await self._driver.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,255 @@
+"""The two ways to carry out a flow's steps. Everything else in this package exists once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import httpx
+
+from ._flow import Answer, Body, Call, Emit, Flow, Handle, Open, Pump, Read, Sleep, Work
+from .errors import InvalidError, UnavailableError
+
+T = TypeVar("T")
+
+CHUNK = 256 * 1024
+CONNECT_TIMEOUT = 5.0
+SILENCE = 60.0  # how long the server may say nothing, where the call does not know better
+
+# A peer that vanished without a word (power cut, cable) is noticed within about a minute.
+_KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
+    (socket.IPPROTO_TCP, getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+]
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server and how to speak to it."""
+
+    url: str
+    headers: Mapping[str, str]
+    retries: int = 2
+
+    def httpx_options(self) -> dict[str, Any]:
+        host = httpx.URL(self.url).host
+        # A proxy named by the environment can never reach this machine's own loopback.
+        local = host in ("localhost", "::1") or host.startswith("127.")
+        return {"trust_env": not local, "follow_redirects": False}
+
+    def request(self, call: Call, content: Any) -> httpx.Request:
+        silence = SILENCE if call.timeout is None else call.timeout
+        read = None if silence <= 0 else silence
+        waits = {"connect": CONNECT_TIMEOUT, "pool": None, "write": SILENCE, "read": read}
+        return httpx.Request(
+            call.method,
+            self.url + call.path,
+            headers={**self.headers, **call.headers},
+            content=content,
+            extensions={"timeout": waits},
+        )
+
+    def problem(self, error: httpx.HTTPError) -> UnavailableError:
+        """Foreign exceptions become ours here and nowhere else."""
+        match error:
+            case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.PoolTimeout():
+                problem = UnavailableError(
+                    f"cannot reach the Capsule server at {self.url}",
+                    hint="start it with `capsule serve`, or set CAPSULE_URL to where it runs",
+                )
+                problem.sent = False
+            case httpx.TimeoutException():
+                problem = UnavailableError(
+                    f"the Capsule server at {self.url} did not answer in time",
+                    hint="it may be overloaded; the call may or may not have taken effect",
+                )
+            case _:
+                problem = UnavailableError(
+                    f"the connection to {self.url} broke: {error or type(error).__name__}",
+                    hint="check that the server is still running, then try again",
+                )
+        return problem
+
+
+def _chunks(body: Path | IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
+    if isinstance(body, Path):
+        with body.open("rb") as file:
+            yield from _chunks(file)
+    elif hasattr(body, "read"):
+        while chunk := body.read(CHUNK):
+            if isinstance(chunk, str):
+                raise InvalidError("the file object gives text", hint="open it with mode 'rb'")
+            yield chunk
+    else:
+        yield from body
+
+
+async def _async_chunks(body: Path | IO[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
+    source = _chunks(body)
+    try:
+        while chunk := await asyncio.to_thread(next, source, b""):
+            yield chunk
+    finally:
+        await asyncio.to_thread(_close_source, source)
+
+
+def _close_source(source: Iterator[bytes]) -> None:
+    if close := getattr(source, "close", None):
+        close()
+
+
+def _with_length(call: Call) -> Call:
+    """Tell the size of a file up front, so that the server can refuse it before it is sent."""
+    if isinstance(call.body, Path):
+        size = os.stat(call.body).st_size
+        headers = {**call.headers, "Content-Length": str(size)}
+        return Call(call.method, call.path, call.body, headers, call.timeout)
+    return call
+
+
+def _is_plain(body: Body | None) -> bool:
+    return body is None or isinstance(body, bytes)
+
+
+class SyncDriver:
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        transport = httpx.HTTPTransport(limits=_LIMITS, socket_options=_KEEPALIVE)
+        self._http = httpx.Client(transport=transport, **target.httpx_options())
+
+    def close(self) -> None:
+        self._http.close()
+
+    def run(self, flow: Flow[T]) -> T:
+        pump = Pump(flow)
+        with contextlib.ExitStack() as opened:
+            while (step := pump.next()) is not None:
+                with pump:
+                    pump.reply = self._do(step, opened)
+        return pump.result
+
+    def iterate(self, flow: Flow[None]) -> Iterator[Any]:
+        pump = Pump(flow)
+        with contextlib.ExitStack() as opened, contextlib.closing(flow):
+            while (step := pump.next()) is not None:
+                if isinstance(step, Emit):
+                    yield step.value
+                    continue
+                with pump:
+                    pump.reply = self._do(step, opened)
+
+    def _do(self, step: Any, opened: contextlib.ExitStack) -> Any:
+        match step:
+            case Call():
+                return self._call(step)
+            case Open():
+                opened.close()  # a flow reads one response at a time
+                return self._open(step.call, opened)
+            case Read():
+                return self._read(step.handle)
+            case Sleep():
+                return time.sleep(step.seconds)
+            case Work():
+                return step.do()
+        raise TypeError(f"unknown step: {step!r}")
+
+    def _send(self, call: Call, *, stream: bool) -> httpx.Response:
+        if not _is_plain(call.body):
+            call = _with_length(call)
+        content = call.body if _is_plain(call.body) else _chunks(call.body)  # type: ignore[arg-type]
+        try:
+            return self._http.send(self.target.request(call, content), stream=stream)
+        except httpx.HTTPError as error:
+            raise self.target.problem(error) from error
+
+    def _call(self, call: Call) -> Answer:
+        response = self._send(call, stream=False)
+        return Answer(response.status_code, response.headers, response.content)
+
+    def _open(self, call: Call, opened: contextlib.ExitStack) -> Handle:
+        response = self._send(call, stream=True)
+        opened.callback(response.close)
+        return Handle(response.status_code, response.headers, response.iter_raw())
+
+    def _read(self, handle: Handle) -> bytes:
+        try:
+            return next(handle.pieces, b"")
+        except httpx.HTTPError as error:
+            raise self.target.problem(error) from error
+
+
+class AsyncDriver:
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        transport = httpx.AsyncHTTPTransport(limits=_LIMITS, socket_options=_KEEPALIVE)
+        self._http = httpx.AsyncClient(transport=transport, **target.httpx_options())
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def run(self, flow: Flow[T]) -> T:
+        pump = Pump(flow)
+        async with contextlib.AsyncExitStack() as opened:
+            while (step := pump.next()) is not None:
+                with pump:
+                    pump.reply = await self._do(step, opened)
+        return pump.result
+
+    async def iterate(self, flow: Flow[None]) -> AsyncIterator[Any]:
+        pump = Pump(flow)
+        async with contextlib.AsyncExitStack() as opened:
+            with contextlib.closing(flow):
+                while (step := pump.next()) is not None:
+                    if isinstance(step, Emit):
+                        yield step.value
+                        continue
+                    with pump:
+                        pump.reply = await self._do(step, opened)
+
+    async def _do(self, step: Any, opened: contextlib.AsyncExitStack) -> Any:
+        match step:
+            case Call():
+                return await self._call(step)
+            case Open():
+                await opened.aclose()
+                return await self._open(step.call, opened)
+            case Read():
+                return await self._read(step.handle)
+            case Sleep():
+                return await asyncio.sleep(step.seconds)
+            case Work():
+                return await asyncio.to_thread(step.do)
+        raise TypeError(f"unknown step: {step!r}")
+
+    async def _send(self, call: Call, *, stream: bool) -> httpx.Response:
+        if not _is_plain(call.body):
+            call = await asyncio.to_thread(_with_length, call)
+        content = call.body if _is_plain(call.body) else _async_chunks(call.body)  # type: ignore[arg-type]
+        try:
+            return await self._http.send(self.target.request(call, content), stream=stream)
+        except httpx.HTTPError as error:
+            raise self.target.problem(error) from error
+
+    async def _call(self, call: Call) -> Answer:
+        response = await self._send(call, stream=False)
+        return Answer(response.status_code, response.headers, response.content)
+
+    async def _open(self, call: Call, opened: contextlib.AsyncExitStack) -> Handle:
+        response = await self._send(call, stream=True)
+        opened.push_async_callback(response.aclose)
+        return Handle(response.status_code, response.headers, response.aiter_raw())
+
+    async def _read(self, handle: Handle) -> bytes:
+        try:
+            return await anext(handle.pieces, b"")
+        except httpx.HTTPError as error:
+            raise self.target.problem(error) from error

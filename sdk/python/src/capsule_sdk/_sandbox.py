@@ -1,0 +1,274 @@
+"""A sandbox, as users hold it: what both `Capsule` and `AsyncCapsule` can do, written once."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from ._drivers import AsyncDriver, SyncDriver
+from ._exec import AsyncExecStream, ExecOptions, ExecStream, exec_params
+from ._files import FileMethods
+from ._flow import Flow, method
+from ._rpc import new_key
+from .errors import CapsuleError, GoneError, InvalidError, NotFoundError
+from .terminal import AsyncTerminal, Terminal
+from .values import ExecInfo, ExecResult, Metrics, SandboxInfo
+
+Command = Sequence[str] | str  # an argv, or a line for the sandbox's shell
+
+# An exec without a timeout of its own gets the server's, which we do not know: up to an hour.
+_SLACK = 30.0
+_LONGEST_EXEC = 3600.0 + _SLACK
+
+
+class StartOptions(ExecOptions, total=False):
+    stdin_open: bool  # keep its standard input open for `send_input`
+    tty: tuple[int, int] | None  # rows and columns: give it a terminal
+
+
+class SandboxMethods(FileMethods):
+    """`info` is the sandbox as it was when it was last asked about; `refresh` asks again."""
+
+    def __init__(self, info: SandboxInfo) -> None:
+        super().__init__(info.id)
+        self.info = info
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} ({self.info.template}, {self.info.state})>"
+
+    @method
+    def run(
+        self, code: str, *, language: str | None = None, **options: Unpack[ExecOptions]
+    ) -> Flow[ExecResult]:
+        """Run code in one of the template's languages and wait for its end.
+
+        What the program did (exit code, timeout, out of memory) is in the result; see `check`.
+        """
+        return (yield from self._execute("run", options, code=code, language=language))
+
+    @method
+    def exec(self, cmd: Command, **options: Unpack[ExecOptions]) -> Flow[ExecResult]:
+        """Run a program and wait for its end. A string goes to the sandbox's shell."""
+        return (yield from self._execute("exec", options, cmd=_command(cmd)))
+
+    def _execute(self, name: str, options: ExecOptions, **what: Any) -> Flow[ExecResult]:
+        params = {**what, **exec_params(options), "idempotency_key": new_key()}
+        timeout = options.get("timeout")
+        patience = _LONGEST_EXEC if timeout is None else timeout + _SLACK
+        body = yield from self._rpc(name, params, timeout=patience)
+        return ExecResult.from_json(body)
+
+    @method
+    def batch(
+        self,
+        commands: Iterable[Command | Mapping[str, Any]],
+        *,
+        stop_on_error: bool = True,
+    ) -> Flow[list[ExecResult]]:
+        """Run several commands one after the other; fewer results where it stopped at a failure.
+
+        A command is what `exec` takes, or a mapping with `cmd` (or `code`) and its options.
+        """
+        calls = [_batch_entry(command) for command in commands]
+        params = {"commands": calls, "stop_on_error": stop_on_error}
+        body = yield from self._rpc("batch", params, timeout=0, repeatable=False)
+        return [ExecResult.from_json(result) for result in body["results"]]
+
+    @method
+    def execs(self) -> Flow[list[ExecInfo]]:
+        """Programs that run now or ran lately."""
+        body = yield from self._rpc("execs", {})
+        return [ExecInfo.from_json(info) for info in body["execs"]]
+
+    @method
+    def kill(self, exec_id: str, signal: str = "KILL", *, grace: float = 0.0) -> Flow[bool]:
+        """End a program and all it started; True if it was still running."""
+        params = {"exec_id": exec_id, "signal": signal, "grace_ms": round(grace * 1000)}
+        body = yield from self._rpc("kill", params)
+        return bool(body["running"])
+
+    @method
+    def send_input(self, exec_id: str, data: str | bytes, *, eof: bool = False) -> Flow[None]:
+        """Write to a program's standard input."""
+        params: dict[str, Any] = {"exec_id": exec_id, "data": data, "eof": eof}
+        if isinstance(data, bytes):
+            params |= {"data": base64.b64encode(data).decode(), "encoding": "base64"}
+        yield from self._rpc("sendInput", params, repeatable=False)
+
+    @method
+    def refresh(self) -> Flow[SandboxInfo]:
+        """Ask how the sandbox is now, and keep it as `info`."""
+        return (yield from self._inform("get", {}))
+
+    @method
+    def set_timeout(self, ttl: float) -> Flow[SandboxInfo]:
+        """End the sandbox `ttl` seconds from now."""
+        return (yield from self._inform("setTimeout", {"ttl_ms": round(ttl * 1000)}))
+
+    @method
+    def keep_alive(self) -> Flow[SandboxInfo]:
+        """Let it live for its whole TTL from now on."""
+        return (yield from self._inform("keepAlive", {}))
+
+    @method
+    def metrics(self) -> Flow[Metrics]:
+        """What it uses: CPU time, memory, disk, processes."""
+        return Metrics.from_json((yield from self._rpc("metrics", {})))
+
+    @method
+    def delete(self) -> Flow[None]:
+        """End it and everything in it. Deleting one that is gone already is no error."""
+        with contextlib.suppress(NotFoundError, GoneError):
+            yield from self._rpc("delete", {})
+
+    def _inform(self, name: str, params: Mapping[str, Any]) -> Flow[SandboxInfo]:
+        self.info = SandboxInfo.from_json((yield from self._rpc(name, params)))
+        return self.info
+
+
+def _command(cmd: Command) -> str | list[str]:
+    return cmd if isinstance(cmd, str) else list(cmd)
+
+
+def _batch_entry(command: Command | Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(command, Mapping):
+        return {"cmd": _command(command)}
+    what = {key: command[key] for key in ("cmd", "code", "language") if key in command}
+    options: Any = {key: value for key, value in command.items() if key not in what}
+    params = {**what, **exec_params(options)}
+    return {key: value for key, value in params.items() if value is not None}
+
+
+def start_params(
+    cmd: Command | None, code: str | None, language: str | None, options: StartOptions
+) -> dict[str, Any]:
+    if (cmd is None) == (code is None):
+        raise InvalidError("give either a command or code=…")
+    params = exec_params(options)
+    if tty := options.get("tty"):
+        params["tty"] = {"rows": tty[0], "cols": tty[1]}
+    what = {"code": code, "language": language} if cmd is None else {"cmd": _command(cmd)}
+    return {**what, **params}
+
+
+class Capsule(SandboxMethods):
+    """A sandbox on the server. As a context manager it is deleted at the end."""
+
+    _driver: SyncDriver
+
+    def __init__(self, driver: SyncDriver, info: SandboxInfo) -> None:
+        super().__init__(info)
+        self._driver = driver
+
+    def stream(
+        self,
+        cmd: Command | None = None,
+        *,
+        code: str | None = None,
+        language: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> ExecStream:
+        """Output while it comes: `for event in capsule.stream([...])`. Starts when iterated."""
+        params = start_params(cmd, code, language, options)
+        return ExecStream(self._driver, self.id, params)
+
+    def start(
+        self,
+        cmd: Command | None = None,
+        *,
+        code: str | None = None,
+        language: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> ExecStream:
+        """Start a program and go on; it keeps running whether or not anybody reads its output."""
+        stream = self.stream(cmd, code=code, language=language, **options)
+        self._driver.run(stream._begin())
+        return stream
+
+    def attach(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> ExecStream:
+        """Read a program's output from these offsets on, whoever started it."""
+        return ExecStream(self._driver, self.id)._resume(exec_id, stdout=stdout, stderr=stderr)
+
+    def connect_terminal(self, *, name: str = "main", rows: int = 24, cols: int = 80) -> Terminal:
+        """A shell in the sandbox; the same `name` leads back to the same shell."""
+        return Terminal.open(self._driver.target, self.id, name=name, rows=rows, cols=cols)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.delete()
+            return
+        with contextlib.suppress(CapsuleError):  # the TTL ends it; do not hide the first error
+            self.delete()
+
+
+class AsyncCapsule(SandboxMethods):
+    """A sandbox on the server. As an async context manager it is deleted at the end."""
+
+    _driver: AsyncDriver
+
+    def __init__(self, driver: AsyncDriver, info: SandboxInfo) -> None:
+        super().__init__(info)
+        self._driver = driver
+
+    def stream(
+        self,
+        cmd: Command | None = None,
+        *,
+        code: str | None = None,
+        language: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> AsyncExecStream:
+        """Output while it comes: `async for event in capsule.stream(…)`. Starts when iterated."""
+        params = start_params(cmd, code, language, options)
+        return AsyncExecStream(self._driver, self.id, params)
+
+    async def start(
+        self,
+        cmd: Command | None = None,
+        *,
+        code: str | None = None,
+        language: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> AsyncExecStream:
+        """Start a program and go on; it keeps running whether or not anybody reads its output."""
+        stream = self.stream(cmd, code=code, language=language, **options)
+        await self._driver.run(stream._begin())
+        return stream
+
+    def attach(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> AsyncExecStream:
+        """Read a program's output from these offsets on, whoever started it."""
+        stream = AsyncExecStream(self._driver, self.id)
+        return stream._resume(exec_id, stdout=stdout, stderr=stderr)
+
+    async def connect_terminal(
+        self, *, name: str = "main", rows: int = 24, cols: int = 80
+    ) -> AsyncTerminal:
+        """A shell in the sandbox; the same `name` leads back to the same shell."""
+        target = self._driver.target
+        return await AsyncTerminal.open(target, self.id, name=name, rows=rows, cols=cols)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.delete()
+            return
+        with contextlib.suppress(CapsuleError):
+            await self.delete()

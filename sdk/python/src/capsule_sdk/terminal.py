@@ -1,0 +1,195 @@
+"""A shell in a sandbox over a WebSocket: bytes both ways, resize, and the reason when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlencode
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from ._flow import Answer
+from ._rpc import failure
+from .errors import CapsuleError, GoneError, UnavailableError
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+    from websockets.sync.client import ClientConnection as SyncConnection
+
+    from ._drivers import Target
+
+_MAX_MESSAGE = 4 * 1024 * 1024
+_FOREIGN = (OSError, WebSocketException, ssl.SSLError, TimeoutError)
+
+
+def _url(target: Target, sandbox_id: str, name: str, rows: int, cols: int) -> str:
+    query = urlencode({"name": name, "rows": rows, "cols": cols})
+    return f"ws{target.url.removeprefix('http')}/terminal/{sandbox_id}?{query}"
+
+
+def _options(target: Target) -> dict[str, Any]:
+    headers = {k: v for k, v in target.headers.items() if k == "Authorization"}
+    return {
+        "additional_headers": headers,
+        "user_agent_header": target.headers["User-Agent"],
+        "compression": None,  # keystrokes do not shrink, and it costs memory on both sides
+        "max_size": _MAX_MESSAGE,
+        "open_timeout": 10,
+        "proxy": None,
+    }
+
+
+def _resize(rows: int, cols: int) -> str:
+    return json.dumps({"type": "resize", "rows": rows, "cols": cols})
+
+
+def _refused(error: Exception, target: Target) -> CapsuleError:
+    if isinstance(error, InvalidStatus):
+        response = error.response
+        return failure(Answer(response.status_code, response.headers, bytes(response.body or b"")))
+    return UnavailableError(
+        f"cannot open a terminal at {target.url}: {error or type(error).__name__}",
+        hint="start the server with `capsule serve`, or set CAPSULE_URL to where it runs",
+    )
+
+
+def _bytes(message: str | bytes) -> bytes:
+    return message.encode() if isinstance(message, str) else message
+
+
+class _Ending:
+    """Why the terminal ended: "" while it lasts."""
+
+    reason = ""
+
+    def _over(self, error: ConnectionClosed) -> None:
+        close = error.rcvd
+        self.reason = (close.reason if close else "") or "the connection was lost"
+
+    def _check(self) -> None:
+        if self.reason:
+            raise GoneError(f"the terminal is closed: {self.reason}")
+
+
+class Terminal(_Ending):
+    """Iterate or `recv` for output, `send` for input. Closing it leaves the shell running."""
+
+    def __init__(self, connection: SyncConnection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def open(cls, target: Target, sandbox_id: str, *, name: str, rows: int, cols: int) -> Terminal:
+        from websockets.sync.client import connect
+
+        try:
+            url = _url(target, sandbox_id, name, rows, cols)
+            return cls(connect(url, **_options(target)))
+        except _FOREIGN as error:
+            raise _refused(error, target) from error
+
+    def send(self, data: str | bytes) -> None:
+        self._write(_bytes(data))
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._write(_resize(rows, cols))
+
+    def _write(self, message: str | bytes) -> None:
+        self._check()
+        try:
+            self._connection.send(message)
+        except ConnectionClosed as error:
+            self._over(error)
+            self._check()
+
+    def recv(self, timeout: float | None = None) -> bytes:
+        """The next output; b"" when the terminal has ended, and `reason` then says why.
+
+        Raises TimeoutError when nothing came in `timeout` seconds.
+        """
+        try:
+            return _bytes(self._connection.recv(timeout))
+        except ConnectionClosed as error:
+            self._over(error)
+            return b""
+
+    def __iter__(self) -> Iterator[bytes]:
+        while data := self.recv():
+            yield data
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncTerminal(_Ending):
+    """Iterate or `recv` for output, `send` for input. Closing it leaves the shell running."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def open(
+        cls, target: Target, sandbox_id: str, *, name: str, rows: int, cols: int
+    ) -> AsyncTerminal:
+        from websockets.asyncio.client import connect
+
+        try:
+            url = _url(target, sandbox_id, name, rows, cols)
+            return cls(await connect(url, **_options(target)))
+        except _FOREIGN as error:
+            raise _refused(error, target) from error
+
+    async def send(self, data: str | bytes) -> None:
+        await self._write(_bytes(data))
+
+    async def resize(self, rows: int, cols: int) -> None:
+        await self._write(_resize(rows, cols))
+
+    async def _write(self, message: str | bytes) -> None:
+        self._check()
+        try:
+            await self._connection.send(message)
+        except ConnectionClosed as error:
+            self._over(error)
+            self._check()
+
+    async def recv(self) -> bytes:
+        """The next output; b"" when the terminal has ended, and `reason` then says why."""
+        try:
+            return _bytes(await self._connection.recv())
+        except ConnectionClosed as error:
+            self._over(error)
+            return b""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while data := await self.recv():
+            yield data
+
+    async def aclose(self) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()

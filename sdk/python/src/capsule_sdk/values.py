@@ -1,0 +1,253 @@
+"""What the client hands out: frozen values, read from the server's JSON in one place each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from functools import cache
+from typing import Any, Self, TypeVar
+
+from .errors import ExecFailedError
+
+T = TypeVar("T")
+
+
+@cache
+def _names(cls: type) -> frozenset[str]:
+    return frozenset(f.name for f in fields(cls))
+
+
+def _known(cls: type[T], body: Mapping[str, Any]) -> T:
+    """Build `cls` from the fields it knows; a newer server may send more."""
+    names = _names(cls)  # type: ignore[arg-type]  # a class is hashable, whatever T is
+    return cls(**{key: value for key, value in body.items() if key in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a program ended. `reason` is exactly one of exited, signaled, timed_out, oom_killed,
+    output_limit, cancelled; `exit_code` is 128 + signal for a signal, as a shell says it."""
+
+    reason: str
+    exit_code: int
+    timed_out: bool = False
+    signal: int = 0
+    duration_ms: float = 0.0
+    cpu_ms: float = 0.0
+    max_rss_bytes: int = 0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    exec_id: str = ""
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        return _known(cls, body)
+
+    @property
+    def ok(self) -> bool:
+        return self.reason == "exited" and self.exit_code == 0
+
+    def check(self) -> Self:
+        """Return self, or raise ExecFailedError when the program did not exit with 0."""
+        if self.ok:
+            return self
+        raise ExecFailedError(self._story(), result=self)
+
+    def _story(self) -> str:
+        match self.reason:
+            case "exited":
+                return f"the program exited with {self.exit_code}"
+            case "signaled":
+                return f"the program was ended by signal {self.signal}"
+            case "timed_out":
+                return f"the program was stopped after {self.duration_ms / 1000:.1f} s"
+            case "oom_killed":
+                return "the program was killed: the sandbox is out of memory"
+            case "output_limit":
+                return "the program was stopped: it wrote more than its output limit"
+            case _:
+                return f"the program was {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult(Exit):
+    """How a program ended and what it wrote. Bytes that are not UTF-8 are shown as U+FFFD."""
+
+    stdout: str = ""
+    stderr: str = ""
+
+    def _story(self) -> str:
+        # Zero-argument super() does not survive the class that slots=True builds.
+        story = Exit._story(self)
+        last = self.stderr.strip().rsplit("\n", 1)[-1]
+        return f"{story}: {last[:200]}" if last else story
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Bytes a program wrote. Chunks of valid UTF-8 never split a character, so `text` is whole."""
+
+    stream: str  # "stdout", "stderr", or "pty" for a terminal
+    offset: int  # of the first byte, in its stream
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Bytes `start` up to `end` of a stream are no longer kept by the server."""
+
+    stream: str
+    start: int
+    end: int
+
+
+Event = Output | Gap | Exit
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    name: str
+    path: str
+    type: str  # file, dir, symlink, fifo, socket, device
+    size: int
+    mode: int
+    mtime: float
+    target: str | None = None
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> FileInfo:
+        return _known(cls, body)
+
+    @property
+    def is_dir(self) -> bool:
+        return self.type == "dir"
+
+    def __str__(self) -> str:
+        return f"{self.path}/" if self.is_dir else self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something happened to a file under a watched path: create, write, remove, rename, chmod;
+    `overflow` means that changes came faster than they could be told: list again."""
+
+    change: str
+    path: str
+    is_dir: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes are bytes, cpus are cores."""
+
+    memory: int
+    cpus: float
+    processes: int
+    disk: int
+    inodes: int
+    open_files: int
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Limits:
+        return _known(cls, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Unenforced:
+    """A limit that the server's host cannot enforce, why, and what would make it possible."""
+
+    what: str
+    why: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    id: str
+    template: str
+    created_at: datetime
+    expires_at: datetime | None
+    state: str = "running"
+    provider: str = ""
+    isolation: str = ""
+    idle_timeout: float = 0.0
+    limits: Limits | None = None
+    unenforced: tuple[Unenforced, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    reason: str | None = None
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> SandboxInfo:
+        values = dict(body)
+        values["created_at"] = datetime.fromisoformat(values["created_at"])
+        if expires := values.get("expires_at"):
+            values["expires_at"] = datetime.fromisoformat(expires)
+        if limits := values.get("limits"):
+            values["limits"] = Limits.from_json(limits)
+        values["unenforced"] = tuple(_known(Unenforced, u) for u in values.get("unenforced") or ())
+        if (idle_ms := values.get("idle_timeout_ms")) is not None:
+            values["idle_timeout"] = idle_ms / 1000
+        return _known(cls, values)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecInfo:
+    """A program that runs in the sandbox, or ran there lately (`exit` is set)."""
+
+    id: str
+    pid: int
+    cmd: tuple[str, ...]
+    tty: bool
+    running: bool
+    exit: Exit | None = None
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> ExecInfo:
+        values = dict(body)
+        values["id"] = values.get("id") or values.get("exec_id")
+        values["cmd"] = tuple(values.get("cmd") or values.get("argv") or ())
+        if exit_body := values.get("exit"):
+            values["exit"] = Exit.from_json(exit_body)
+        return _known(cls, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What the sandbox uses; None where its host cannot measure it."""
+
+    cpu_ms: float | None = None
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    processes: int | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
+    disk_bytes: int | None = None
+    inodes: int | None = None
+    oom_kills: int | None = None
+    source: str = ""
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Metrics:
+        return _known(cls, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What an upload or download of a folder moved, and what it left out and why."""
+
+    files: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
