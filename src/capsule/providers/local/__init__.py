@@ -1,0 +1,1 @@
+"""The local provider: sandboxes on this very kernel, with nothing else installed."""

@@ -1,0 +1,262 @@
+"""Where boxes get their cgroups, version 1 or 2, and what is written into them.
+
+`find` reads how the machine is laid out, `prepare` makes the directory that will hold the boxes
+and learns which controllers can really be used; the agent makes one directory per box below it,
+puts only programs into it, and removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from capsule.model import Limits
+
+CONTROLLERS = ("memory", "pids", "cpu")
+V1_ONLY = ("cpuacct", "freezer")  # usage, and stopping a whole box at once; part of the core in v2
+PERIOD_US = 100_000
+FIX_V2_USER = "start the server with `systemd-run --user --scope -p Delegate=yes capsule serve`"
+
+
+class Mount(NamedTuple):
+    point: Path
+    version: int
+    options: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the machine has, before anything was tried. Version 0: nothing."""
+
+    version: int
+    points: Mapping[str, Path] = field(default_factory=dict)  # v1: controller → its mount
+    unified: Path | None = None  # v2: the mount
+    own: str = "/"  # v2: our own cgroup, as a path below it
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroups:
+    """What can be used: for each controller the directory that boxes' cgroups are made in."""
+
+    version: int
+    bases: Mapping[str, Path] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)  # controller → why not
+    fix: str = ""
+    files: frozenset[str] = frozenset()  # optional settings that this kernel has
+
+    def enforces(self, controller: str) -> bool:
+        return controller in self.bases
+
+    def entries(self, box: str, limits: Limits, *, memory: int) -> list[dict[str, Any]]:
+        """The `cgroups` of a launch request. `memory` is what may be charged, disk included."""
+        settings = _settings_v2 if self.version == 2 else _settings_v1
+        by_dir: dict[str, list[list[str]]] = {}
+        for controller, base in self.bases.items():
+            rows = by_dir.setdefault(str(base / box), [])
+            rows += (
+                [name, value]
+                for name, value in settings(controller, limits, memory)
+                if name in self.files
+            )
+        return [{"dir": at, "set": rows} for at, rows in by_dir.items()]
+
+
+def _settings_v1(controller: str, limits: Limits, memory: int) -> list[tuple[str, str]]:
+    quota = _quota_us(limits)
+    match controller:
+        case "memory":  # memsw is memory plus swap: equal means no swap. It must not be set first.
+            return [
+                ("memory.limit_in_bytes", str(memory)),
+                ("memory.memsw.limit_in_bytes", str(memory)),
+                ("memory.swappiness", "0"),
+            ]
+        case "pids":
+            return [("pids.max", str(limits.processes))]
+        case "cpu":
+            return [
+                ("cpu.cfs_period_us", str(PERIOD_US)),
+                ("cpu.cfs_quota_us", str(quota)),
+                ("cpu.cfs_burst_us", str(quota)),  # what was not used lately may be used at once
+            ]
+    return []
+
+
+def _settings_v2(controller: str, limits: Limits, memory: int) -> list[tuple[str, str]]:
+    quota = _quota_us(limits)
+    match controller:
+        case "memory":  # one program over the limit is killed, not the box with all the others
+            return [
+                ("memory.max", str(memory)),
+                ("memory.swap.max", "0"),
+                ("memory.oom.group", "0"),
+            ]
+        case "pids":
+            return [("pids.max", str(limits.processes))]
+        case "cpu":
+            return [("cpu.max", f"{quota} {PERIOD_US}"), ("cpu.max.burst", str(quota))]
+    return []
+
+
+def _quota_us(limits: Limits) -> int:
+    return max(1000, int(limits.cpus * PERIOD_US))  # the kernel takes no quota below 1 ms
+
+
+def parse_mounts(mountinfo: str) -> list[Mount]:
+    """The cgroup mounts among the lines of /proc/self/mountinfo."""
+    mounts = []
+    for line in mountinfo.splitlines():
+        head, _, tail = line.partition(" - ")
+        left, right = head.split(), tail.split()
+        if len(left) < 5 or len(right) < 3 or right[0] not in ("cgroup", "cgroup2"):
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), left[4])
+        version = 2 if right[0] == "cgroup2" else 1
+        mounts.append(Mount(Path(point), version, frozenset(right[2].split(","))))
+    return mounts
+
+
+def find(mountinfo: str, own_cgroups: str) -> Layout:
+    """How this machine is laid out. Where both versions are mounted, v1 has the controllers."""
+    mounts = parse_mounts(mountinfo)
+    points: dict[str, Path] = {}
+    for mount in mounts:
+        for controller in (*CONTROLLERS, *V1_ONLY):
+            if mount.version == 1 and controller in mount.options:
+                points.setdefault(controller, mount.point)
+    if any(controller in points for controller in CONTROLLERS):
+        return Layout(1, points=points)
+    unified = next((mount.point for mount in mounts if mount.version == 2), None)
+    if unified is None:
+        return Layout(0)
+    own = next((line[3:] for line in own_cgroups.splitlines() if line.startswith("0::")), "/")
+    return Layout(2, unified=unified, own=own)
+
+
+def find_here() -> Layout:
+    try:
+        return find(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return Layout(0)
+
+
+def prepare(layout: Layout, uid: int) -> Cgroups:
+    """Makes what boxes need. Never raises: what does not work has its reason. Blocks."""
+    if layout.version == 1:
+        return _prepare_v1(layout, uid)
+    if layout.version == 2 and layout.unified is not None:
+        return _prepare_v2(layout.unified, layout.own, uid)
+    missing = dict.fromkeys(CONTROLLERS, "no cgroup file system is mounted")
+    return Cgroups(0, problems=missing, fix="mount cgroup2 on /sys/fs/cgroup")
+
+
+def _prepare_v1(layout: Layout, uid: int) -> Cgroups:
+    name = "capsule" if uid == 0 else f"capsule-{uid}"
+    bases: dict[str, Path] = {}
+    problems: dict[str, str] = {}
+    for controller in (*CONTROLLERS, *V1_ONLY):
+        point = layout.points.get(controller)
+        if point is None:
+            problems[controller] = f"the kernel has no {controller} controller mounted"
+            continue
+        problem = _claim(point / name)
+        if problem is None:
+            bases[controller] = point / name
+        else:
+            problems[controller] = problem
+    fix = "" if uid == 0 else _fix_v1(layout, name, uid)
+    return Cgroups(1 if bases else 0, bases, _wanted(problems), fix, _known_files(bases.values()))
+
+
+def _fix_v1(layout: Layout, name: str, uid: int) -> str:
+    dirs = " ".join(dict.fromkeys(str(point / name) for point in layout.points.values()))
+    return f"as root: mkdir -p {dirs} && chown -R {uid} {dirs}; or run the server as root"
+
+
+def _claim(base: Path) -> str | None:
+    """Makes sure that boxes' cgroups can be made in `base`; else says why not."""
+    try:
+        base.mkdir(exist_ok=True)
+    except OSError as exc:
+        return f"{base} cannot be made: {exc.strerror}"
+    if not os.access(base, os.W_OK):
+        return f"{base} belongs to another user"
+    return None
+
+
+def _prepare_v2(unified: Path, own: str, uid: int) -> Cgroups:
+    at = unified / own.lstrip("/")
+    parent = unified if uid == 0 and _enable(unified) == [] else at
+    problems = _delegate(parent)
+    base = parent / "capsule"
+    claimed = _claim(base)
+    if claimed is not None:
+        problems = dict.fromkeys(CONTROLLERS, claimed)
+    missing = [] if claimed else _enable(base)
+    for controller in missing:
+        problems.setdefault(controller, f"{controller} is not delegated to {parent}")
+    bases = {name: base for name in CONTROLLERS if name not in problems}
+    fix = "" if not problems else (FIX_V2_USER if uid else f"enable the controllers in {parent}")
+    return Cgroups(2 if bases else 0, bases, problems, fix, _known_files(bases.values()))
+
+
+def _delegate(parent: Path) -> dict[str, str]:
+    """Turns the controllers on below `parent`, after moving ourselves out of the way."""
+    missing = _enable(parent)
+    if missing and os.access(parent / "cgroup.procs", os.W_OK):
+        # A cgroup with processes in it cannot hand controllers down ("no internal processes"), so
+        # what runs there, which is the server and who started it, moves into a leaf.
+        _move_all(parent, parent / "capsule-server")
+        missing = _enable(parent)
+    return {name: f"the {name} controller cannot be handed down in {parent}" for name in missing}
+
+
+def _move_all(source: Path, leaf: Path) -> None:
+    try:
+        leaf.mkdir(exist_ok=True)
+        for pid in (source / "cgroup.procs").read_text().split():
+            (leaf / "cgroup.procs").write_text(pid)
+    except OSError:
+        return  # `_enable` will say what is missing
+
+
+def _enable(at: Path) -> list[str]:
+    """The controllers that could not be enabled for the children of `at`."""
+    for controller in CONTROLLERS:
+        try:
+            (at / "cgroup.subtree_control").write_text(f"+{controller}")
+        except OSError:
+            continue
+    try:
+        enabled = (at / "cgroup.subtree_control").read_text().split()
+    except OSError:
+        return list(CONTROLLERS)
+    return [name for name in CONTROLLERS if name not in enabled]
+
+
+def _wanted(problems: Mapping[str, str]) -> dict[str, str]:
+    return {name: why for name, why in problems.items() if name in CONTROLLERS}
+
+
+def _known_files(bases: Iterable[Path]) -> frozenset[str]:
+    names: set[str] = set()
+    for base in set(bases):
+        names.update(os.listdir(base))
+    return frozenset(names)
+
+
+def read_values(dirs: Iterable[Path]) -> dict[str, str]:
+    """Every setting of a box's cgroups that is one short line. For tests and for looking around."""
+    values: dict[str, str] = {}
+    for at in dirs:
+        for file in at.iterdir():
+            try:
+                text = file.read_text().strip()
+            except OSError:
+                continue
+            if "\n" not in text:
+                values[file.name] = text
+    return values

@@ -1,0 +1,192 @@
+"""The one child of the server: `capsule-agent launcher`, which forks a keeper per box.
+
+    server ── lifeline (a pipe nothing is written to) ──▶ launcher ──▶ keeper ──▶ pid 1, programs
+           ── one Unix connection per launch, sweep or probe ──▶
+
+The launcher has a session of its own and ends when the lifeline closes, which the kernel does
+however the server ends. Keepers are not the server's children and go on. A launcher that died is
+started again by the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
+from capsule.link.errors_map import to_error
+from capsule.link.protocol import MAX_PAYLOAD, VERSION, Decoder, FrameType, dump, load, pack
+from capsule.link.unix import connect_unix
+
+log = structlog.get_logger(__name__)
+
+_HELLO = pack(FrameType.HELLO, dump({"version": VERSION}))
+
+
+class Launcher:
+    def __init__(self, agent: Path, directory: Path) -> None:
+        self._agent = agent
+        self._directory = directory
+        self._socket: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline = -1
+        # Two requests that find the launcher dead must not start two.
+        self._starting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Raises UnavailableError when the agent's binary cannot be run."""
+        async with self._starting:
+            if self._process is None or self._process.poll() is not None:
+                await asyncio.to_thread(self._spawn)
+
+    async def aclose(self) -> None:
+        process, self._process = self._process, None
+        self._release()
+        if process is not None:
+            await asyncio.to_thread(_end, process)
+
+    async def launch(
+        self, request: Mapping[str, Any], seccomp: bytes, *, timeout: float = 15.0
+    ) -> dict[str, Any]:
+        """Returns when the box's agent answers. Failures: see `launch_failure`."""
+        body = pack(FrameType.DATA, seccomp) + pack(FrameType.EOF)
+        return await self.request({"op": "launch", **request}, body, timeout=timeout)
+
+    async def sweep(self, request: Mapping[str, Any], *, timeout: float = 15.0) -> None:
+        await self.request({"op": "sweep", **request}, timeout=timeout)
+
+    async def probe(self, what: str) -> dict[str, Any]:
+        return await self.request({"op": "probe", "what": what}, timeout=5.0)
+
+    async def request(
+        self, request: Mapping[str, Any], body: bytes = b"", *, timeout: float
+    ) -> dict[str, Any]:
+        if self._socket is None:
+            await self.start()
+        try:
+            return await ask(str(self._socket), request, body, timeout=timeout)
+        except NobodyThere:
+            await self.start()
+        return await ask(str(self._socket), request, body, timeout=timeout)
+
+    def _spawn(self) -> None:
+        self._release()
+        path = self._directory / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        read_end, self._lifeline = os.pipe()
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _remove_dead(self._directory)
+            listener.bind(str(path))
+            listener.listen(1024)
+            self._process = self._popen(listener.fileno(), read_end)
+        except OSError as exc:
+            raise UnavailableError(
+                f"the agent cannot be started: {self._agent}: {exc}",
+                hint="build it with `make agent`, and check that run_dir is writable and short",
+            ) from exc
+        finally:
+            # Only the launcher holds these: when it dies, connecting fails at once.
+            listener.close()
+            os.close(read_end)
+        self._socket = path
+
+    def _popen(self, listener: int, lifeline: int) -> subprocess.Popen[bytes]:
+        with open(self._directory / "log", "ab") as stderr:
+            return subprocess.Popen(
+                [str(self._agent), "launcher", str(listener), str(lifeline)],
+                pass_fds=(listener, lifeline),
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                cwd="/",
+                env={},  # boxes inherit nothing of the server's environment, secrets least of all
+            )
+
+    def _release(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+            self._socket = None
+
+
+class NobodyThere(UnavailableError):
+    """Nothing listens on the socket: the request was not sent, and can be sent again."""
+
+
+async def ask(
+    path: str, request: Mapping[str, Any], body: bytes = b"", *, timeout: float
+) -> dict[str, Any]:
+    """One request with one answer, to a launcher or a keeper. None is UnavailableError."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await _converse(path, request, body)
+    except TimeoutError:
+        raise UnavailableError(
+            f"the agent did not answer {request['op']} within {timeout:g} s"
+        ) from None
+
+
+async def _converse(path: str, request: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+    try:
+        stream = await connect_unix(path)
+    except UnavailableError as exc:
+        raise NobodyThere(exc.message) from exc
+    try:
+        await stream.send(_HELLO + pack(FrameType.REQUEST, dump(request)) + body)
+        decoder = Decoder()
+        while chunk := await stream.receive(MAX_PAYLOAD):
+            for frame in decoder.feed(chunk):
+                if frame.type is FrameType.REPLY:
+                    return load(frame.payload)
+                if frame.type is FrameType.ERROR:
+                    raise to_error(load(frame.payload))
+        raise UnavailableError(f"the agent closed the connection without answering {request['op']}")
+    finally:
+        await stream.aclose()
+
+
+def launch_failure(error: CapsuleError) -> CapsuleError:
+    """What a failed launch means: the host is full, or the host is not as it should be."""
+    stage, cause = error.details.get("stage", "launch"), error.details.get("cause")
+    details = {"stage": stage, "errno": error.details.get("errno", "")}
+    text = f"the sandbox could not be started: {stage}: {error.message}"
+    if cause == "no_space":
+        return NoSpaceError(text, hint="free some space below data_dir", **details)
+    if cause in ("limit", "busy"):
+        return CapacityError(text, hint="the host is at a limit; delete sandboxes", **details)
+    if cause is None:
+        return error
+    return UnavailableError(text, hint="`capsule doctor` shows what this host allows", **details)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The lifeline is closed, so it ends by itself; a launcher that hangs is ended."""
+    try:
+        process.wait(2.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _remove_dead(directory: Path) -> None:
+    """Sockets of servers that were killed: the name says whose it was."""
+    for path in directory.glob("*.sock"):
+        owner = path.name.partition("-")[0]
+        if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+            path.unlink(missing_ok=True)

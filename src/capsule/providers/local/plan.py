@@ -1,0 +1,199 @@
+"""The launch request: everything security-relevant about a box, in one place to read.
+
+`request` puts it together; the tables above it are what a box is made of. The agent carries it out
+word for word (spec/launch.md). Paths in `mounts` that start with a slash are the host's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsule.model import MIB, WORKSPACE, Isolation, Limits
+from capsule.providers.local import views
+from capsule.providers.local.disk import DIRS
+from capsule.providers.local.probe import UID_BASE, UID_COUNT, UID_SLOTS, Facts
+from capsule.providers.local.skeleton import DEVICES, SYSTEM_DIRS, copied_paths
+
+UID = GID = 1000
+
+# What the kernel tells every process in /proc about the host, its devices and its other users.
+# Most is readable by root alone; a mask holds even where that is not so.
+MASKED = (
+    "acpi", "asound", "buddyinfo", "cmdline", "config.gz", "consoles", "diskstats", "driver",
+    "interrupts", "iomem", "ioports", "kallsyms", "kcore", "key-users", "keys", "kmsg",
+    "kpagecgroup", "kpagecount", "kpageflags", "latency_stats", "locks", "modules", "mtrr",
+    "pagetypeinfo", "partitions", "pressure", "sched_debug", "scsi", "slabinfo", "softirqs",
+    "sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo", "vmstat", "zoneinfo",
+)  # fmt: skip
+
+READ_ONLY = ("bus", "fs", "irq", "sys")
+
+# Inside, the mounts already decide; Landlock stands behind them should one of them be wrong.
+LANDLOCK_INSIDE = (
+    ("/", "rx"),
+    ("/proc", "dev"),
+    ("/dev", "dev"),
+    ("/dev/shm", "rw"),
+    (WORKSPACE, "rw"),
+    ("/tmp", "rw"),
+    ("/var/tmp", "rw"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What a box sees as /: layers, topmost first, and host directories mounted on top."""
+
+    layers: tuple[Path, ...]
+    binds: tuple[str, ...] = ()
+
+    def mount(self) -> dict[str, Any]:
+        if len(self.layers) == 1:
+            return {"type": "bind", "from": str(self.layers[0]), "to": "", "ro": True}
+        return {"type": "overlay", "to": "", "lower": [_escaped(layer) for layer in self.layers]}
+
+
+def _escaped(path: Path) -> str:
+    """Overlay takes its layers as one text, in which these characters separate."""
+    return re.sub(r"([\\\\:,])", r"\\\1", str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What was prepared for this box."""
+
+    id: str
+    hostname: str
+    limits: Limits
+    dir: Path
+    stage: Path
+    spool: Path
+    disk: dict[str, Any]
+    cpus: tuple[int, ...]
+    root: Root | None = None  # None and None: the landlock level, which sees the host's own
+    view: Path | None = None
+
+
+def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
+    backing = parts.disk["kind"]
+    namespaces = level is Isolation.NAMESPACES
+    plan: dict[str, Any] = {
+        "id": parts.id,
+        "dir": str(parts.dir),
+        "spool": str(parts.spool),
+        "isolation": level.value,
+        "hostname": parts.hostname,
+        "uid": UID if namespaces or facts.uid_ranges else facts.uid,
+        "gid": GID if namespaces or facts.uid_ranges else facts.gid,
+        "user": user(level, facts),
+        "disk": parts.disk,
+        "disk_dirs": [list(each) for each in DIRS],
+        "cgroups": facts.cgroups.entries(
+            parts.id, parts.limits, memory=charged_memory(parts.limits, backing)
+        ),
+        "cgroup_version": facts.cgroups.version,
+        "rlimits": rlimits(level, parts.limits, facts),
+        "cpus": list(parts.cpus),
+        "landlock": landlock(level, parts, facts),
+    }
+    if namespaces:
+        plan |= {"stage": str(parts.stage), "mounts": mounts(parts, facts), "net": True}
+    else:
+        plan["paths"] = paths(parts)
+    return plan
+
+
+def user(level: Isolation, facts: Facts) -> dict[str, Any]:
+    if facts.uid_ranges:
+        mode = "range" if level is Isolation.NAMESPACES else "uid"
+        return {"mode": mode, "base": UID_BASE, "count": UID_COUNT, "slots": UID_SLOTS}
+    return {"mode": "single" if level is Isolation.NAMESPACES else "none"}
+
+
+def mounts(parts: Parts, facts: Facts) -> list[dict[str, Any]]:
+    assert parts.root is not None and parts.view is not None
+    return [
+        parts.root.mount(),
+        *(_bind(f"/{name}", name) for name in parts.root.binds),
+        {"type": "proc", "to": "proc"},
+        *(_bind(f"{parts.view}/{name}", f"proc/{name}") for name in views.FILES),
+        *({"type": "mask", "to": f"proc/{name}"} for name in _present(MASKED)),
+        *({"type": "ro", "to": f"proc/{name}"} for name in _present(READ_ONLY)),
+        _bind(f"{parts.view}/sys", "sys"),
+        *({**_bind(f"/dev/{name}", f"dev/{name}"), "dev": True, "ro": False} for name in DEVICES),
+        {"type": "devpts", "to": "dev/pts"},
+        _tmpfs("dev/shm", _shm_size(parts.limits, facts)),
+        {"type": "disk", "from": "workspace", "to": WORKSPACE.lstrip("/")},
+        {"type": "disk", "from": "tmp", "to": "tmp"},
+        {"type": "disk", "from": "var-tmp", "to": "var/tmp"},
+    ]
+
+
+def _bind(source: str, to: str) -> dict[str, Any]:
+    return {"type": "bind", "from": source, "to": to, "ro": True}
+
+
+def _tmpfs(to: str, size: int) -> dict[str, Any]:
+    return {"type": "tmpfs", "to": to, "size": size, "inodes": 4096, "mode": 0o1777}
+
+
+@functools.cache
+def _present(names: tuple[str, ...]) -> list[str]:
+    """Every kernel has its own set of these files; a box's /proc has the same as ours."""
+    return [name for name in names if os.path.lexists(f"/proc/{name}")]
+
+
+def _shm_size(limits: Limits, facts: Facts) -> int:
+    """Charged to the box's memory where there is a cgroup, so half of it is safe to offer."""
+    half = limits.memory // 2
+    return half if facts.cgroups.enforces("memory") else min(half, 64 * MIB)
+
+
+def charged_memory(limits: Limits, backing: str) -> int:
+    """Pages of a tmpfs count as memory: what is on the disk must not kill the programs."""
+    return limits.memory + limits.disk if backing == "tmpfs" else limits.memory
+
+
+def rlimits(level: Isolation, limits: Limits, facts: Facts) -> dict[str, int]:
+    values = {"nofile": limits.open_files, "core": 0, "fsize": limits.disk}
+    if level is Isolation.NAMESPACES or facts.uid_ranges:
+        # Where the box has one uid for everything, its pid 1 is counted as well.
+        values["nproc"] = limits.processes + (0 if facts.uid_ranges else 1)
+    if not facts.cgroups.enforces("memory"):
+        values["data"] = limits.memory
+    return values
+
+
+def landlock(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any] | None:
+    if facts.landlock_abi < 1:
+        return None
+    rules = [list(rule) for rule in LANDLOCK_INSIDE]
+    if level is Isolation.LANDLOCK:
+        own = [[host, "rw"] for _, host in paths(parts)]
+        rules = [*own, *host_rules()]
+    return {"abi": facts.landlock_abi, "scope": True, "rules": rules}
+
+
+@functools.cache
+def host_rules() -> list[list[str]]:
+    """Without namespaces, all of the host that a program may open: nothing of /proc, /sys, /home
+    and /run, and of /etc only what the loader and libraries need."""
+    rules = [("usr", "rx"), *((name, "rx") for name in SYSTEM_DIRS)]
+    rules += ((path, "r") for path in (*copied_paths(), "etc/nsswitch.conf"))
+    rules += ((f"dev/{name}", "dev") for name in DEVICES)
+    return [[f"/{path}", kind] for path, kind in rules if os.path.lexists(f"/{path}")]
+
+
+def paths(parts: Parts) -> list[list[str]]:
+    """Where the API's paths are on the host when the box has no root of its own."""
+    base = parts.disk["path"]
+    return [
+        [WORKSPACE, f"{base}/workspace"],
+        ["/var/tmp", f"{base}/var-tmp"],
+        ["/tmp", f"{base}/tmp"],
+    ]

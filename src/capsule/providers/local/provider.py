@@ -1,0 +1,347 @@
+"""Boxes made of Linux namespaces, or of Landlock where the kernel grants no more.
+
+The provider prepares (skeleton, disk image, filter, cgroup parents), decides (plan.py) and keeps
+records; `capsule-agent` does the rest. A box belongs to nobody's process tree: its record, its
+socket and its keeper outlive the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import structlog
+
+from capsule.errors import (
+    CapsuleError,
+    NotSupportedError,
+    UnavailableError,
+)
+from capsule.link.unix import connect_unix
+from capsule.model import Handle, Isolation, Limits, SandboxId, SandboxSpec, Template, Unenforced
+from capsule.providers.contract import Box, ByteStream, Capabilities, Provider
+from capsule.providers.local import plan, probe, records, seccomp
+from capsule.providers.local.cores import Cores
+from capsule.providers.local.disk import Disks, choose_backing
+from capsule.providers.local.launcher import Launcher, ask, launch_failure
+from capsule.providers.local.probe import Facts
+from capsule.providers.local.roots import Roots
+from capsule.providers.local.settings import LocalSettings
+from capsule.providers.local.views import Views, visible_cpus
+
+log = structlog.get_logger(__name__)
+
+SHUTDOWN_TIMEOUT = 5.0
+ADOPT_TIMEOUT = 5.0
+
+
+class LocalProvider(Provider):
+    name: ClassVar[str] = "local"
+
+    def __init__(self, settings: LocalSettings) -> None:
+        self.settings = settings
+        self._boxes = settings.run_dir / "boxes"
+        self._stage = settings.run_dir / "stage"
+        self._spool = settings.data_dir / "spool"
+        self._launcher = Launcher(settings.agent, settings.run_dir / "launcher")
+        self._views = Views(settings.run_dir / "views")
+        self._filters: dict[tuple[str, Isolation], bytes] = {}
+        self._facts: Facts | None = None
+        self._engine: Engine | None = None
+
+    async def open(self) -> None:
+        facts = await self._gather()
+        level = self.settings.isolation or facts.strongest()
+        if not facts.allows(level):
+            wanted = "no isolation level" if level is Isolation.NONE else f"not the level {level}"
+            raise UnavailableError(
+                f"this host allows {wanted}",
+                hint="`capsule doctor` shows the reasons and the fixes",
+            )
+        _check_reach(facts, self.settings.data_dir, self.settings.run_dir)
+        self._engine = engine = Engine(self.settings, facts, level)
+        await asyncio.to_thread(self._prepare, engine)
+        # What the first create would otherwise wait for.
+        await engine.disks.entry("", Limits())
+        await engine.roots.get(Template("warm-up"))
+        await self._filter("default", level)
+
+    async def aclose(self) -> None:
+        self._engine = None
+        await self._launcher.aclose()
+
+    async def probe(self) -> Capabilities:
+        facts = await self._gather()
+        level = self.settings.isolation or facts.strongest()
+        try:
+            backing = _backing(self.settings, facts, level)
+        except UnavailableError:
+            backing = None
+        return await asyncio.to_thread(probe.capabilities, facts, self.settings, backing)
+
+    async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
+        engine = self._ready()
+        if spec.template.network != "none":
+            raise NotSupportedError(
+                f"template {spec.template.name} asks for network {spec.template.network}",
+                hint="the local provider gives none; set `network: none`",
+            )
+        filter_ = await self._filter(spec.template.seccomp, engine.level)
+        parts = await self._parts(engine, sandbox_id, spec)
+        request = plan.request(engine.level, parts, engine.facts)
+        record = self._record(engine, parts, request)
+        records.create(parts.dir, record)
+        engine.cores.take(parts.cpus)
+        try:
+            reply = await self._launcher.launch(request, filter_)
+        except BaseException as exc:
+            engine.cores.release(parts.cpus)
+            await finish(self._sweep(parts.dir, record), f"launch of {sandbox_id}")
+            if isinstance(exc, CapsuleError):
+                raise launch_failure(exc) from exc
+            raise
+        record |= {"keeper": reply.get("pid", 0), "uid_base": reply.get("uid_base", 0)}
+        records.complete(parts.dir, record)
+        return self._box(engine, sandbox_id, record)
+
+    async def adopt(self, handle: Handle) -> Box | None:
+        engine = self._ready()
+        directory = self._boxes / _safe(handle.sandbox_id)
+        record = await asyncio.to_thread(records.read, directory)
+        if not record:
+            return None
+        try:
+            answer = await ask(
+                str(directory / records.SOCKET), {"op": "ping"}, timeout=ADOPT_TIMEOUT
+            )
+        except CapsuleError as exc:
+            log.info("box cannot be adopted", sandbox=handle.sandbox_id, reason=exc.message)
+            return None
+        if answer.get("id") != handle.sandbox_id:
+            return None
+        engine.cores.take(_cpus(record))
+        return self._box(engine, handle.sandbox_id, record)
+
+    async def owned(self) -> AsyncIterator[Handle]:
+        for name, record in await asyncio.to_thread(lambda: list(records.read_all(self._boxes))):
+            yield Handle(self.name, SandboxId(name), _handle_data(record))
+
+    async def discard(self, handle: Handle) -> None:
+        directory = self._boxes / _safe(handle.sandbox_id)
+        record = await asyncio.to_thread(records.read, directory)
+        if record is not None:
+            await self._sweep(directory, record or {**handle.data})
+
+    async def _sweep(self, directory: Path, record: Mapping[str, Any]) -> None:
+        base = int(record.get("uid_base") or 0)
+        by_uid = record.get("user") == "uid" and base > 0
+        await self._launcher.sweep(
+            {
+                "dir": str(directory),
+                "cgroups": [str(each) for each in record.get("cgroups") or ()],
+                "pid": int(record.get("keeper") or 0),
+                "disk_dir": record.get("disk_dir"),
+                "uid": base + plan.UID if by_uid else 0,
+            }
+        )
+        if records.exists(directory):
+            raise UnavailableError(f"not everything of the box could be removed: {directory}")
+
+    async def _gather(self) -> Facts:
+        if self._facts is None:
+            await self._launcher.start()
+            self._facts = await probe.gather(self._launcher)
+        return self._facts
+
+    def _ready(self) -> Engine:
+        if self._engine is None:
+            raise UnavailableError("the local provider is not open")
+        return self._engine
+
+    def _prepare(self, engine: Engine) -> None:
+        private = 0o700
+        passing = 0o711 if engine.facts.uid_ranges else private
+        _make_dir(self.settings.data_dir, passing)
+        _make_dir(self.settings.run_dir, passing)
+        _make_dir(self._boxes, private)
+        _make_dir(self._spool, private)
+        _make_dir(self._stage, 0o755)
+        for name in ("root", "disk"):
+            _make_dir(self._stage / name, 0o755)
+        if not any(records.read_all(self._boxes)):
+            self._views.clear()
+        engine.disks.prepare()
+
+    async def _parts(self, engine: Engine, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:
+        shown = visible_cpus(spec.limits, len(engine.cores))
+        root = await engine.roots.get(spec.template)
+        disk = await engine.disks.entry(sandbox_id, spec.limits)
+        return plan.Parts(
+            id=sandbox_id,
+            hostname=spec.hostname,
+            limits=spec.limits,
+            dir=self._boxes / _safe(sandbox_id),
+            stage=self._stage,
+            spool=self._spool,
+            disk=disk,
+            cpus=engine.cores.pick(shown),
+            root=root,
+            view=None if root is None else await self._view(shown, spec.limits.memory),
+        )
+
+    async def _view(self, cpus: int, memory: int) -> Path:
+        known = self._views.known(cpus, memory)
+        if known is None:
+            known = await asyncio.to_thread(self._views.make, cpus, memory)
+        return known
+
+    async def _filter(self, name: str, level: Isolation) -> bytes:
+        found = self._filters.get((name, level))
+        if found is None:
+            found = await asyncio.to_thread(self._compile, name, level)
+            self._filters[name, level] = found
+        return found
+
+    def _compile(self, name: str, level: Isolation) -> bytes:
+        also = seccomp.load_profile("landlock") if level is Isolation.LANDLOCK else None
+        return seccomp.compile_profile(
+            seccomp.load_profile(name, self.settings.profiles_dir), also=also
+        )
+
+    def _record(self, engine: Engine, parts: plan.Parts, request: dict[str, Any]) -> dict[str, Any]:
+        disk_dir = engine.disks.directory(parts.id)
+        return {
+            "version": 1,
+            "id": parts.id,
+            "created": time.time(),
+            "isolation": engine.level.value,
+            "user": request["user"]["mode"],
+            "cgroups": [each["dir"] for each in request["cgroups"]],
+            "disk_dir": str(disk_dir) if disk_dir else None,
+            "cpus": list(parts.cpus),
+            "unenforced": probe.as_json(engine.unenforced),
+        }
+
+    def _box(self, engine: Engine, sandbox_id: SandboxId, record: Mapping[str, Any]) -> LocalBox:
+        return LocalBox(
+            Handle(self.name, sandbox_id, _handle_data(record)),
+            self._boxes / sandbox_id,
+            Isolation(record.get("isolation", engine.level)),
+            [Unenforced(**each) for each in record.get("unenforced", ())],
+            sweep=self.discard,
+            gone=lambda: engine.cores.release(_cpus(record)),
+        )
+
+
+class Engine:
+    """What an open provider has once it knows its host."""
+
+    def __init__(self, settings: LocalSettings, facts: Facts, level: Isolation) -> None:
+        backing = _backing(settings, facts, level)
+        self.facts = facts
+        self.level = level
+        self.cores = Cores(facts.cpus)
+        self.disks = Disks(settings.data_dir, backing, facts.mkfs)
+        self.roots = Roots(settings.data_dir, level, overlay=facts.can("overlay"))
+        self.unenforced = tuple(probe.unenforced(facts, level, backing))
+
+
+class LocalBox(Box):
+    def __init__(
+        self,
+        handle: Handle,
+        directory: Path,
+        isolation: Isolation,
+        unenforced: Sequence[Unenforced],
+        *,
+        sweep: Callable[[Handle], Coroutine[Any, Any, None]],
+        gone: Callable[[], None],
+    ) -> None:
+        self.handle = handle
+        self.isolation = isolation
+        self.unenforced = unenforced
+        self._directory = directory
+        self._socket = str(directory / records.SOCKET)
+        self._sweep = sweep
+        self._gone: Callable[[], None] | None = gone
+
+    async def connect(self) -> ByteStream:
+        return await connect_unix(self._socket)
+
+    async def destroy(self) -> None:
+        try:
+            await ask(self._socket, {"op": "shutdown"}, timeout=SHUTDOWN_TIMEOUT)
+        except CapsuleError as exc:
+            if records.exists(self._directory):
+                log.warning(
+                    "box had to be swept", sandbox=self.handle.sandbox_id, reason=exc.message
+                )
+        if records.exists(self._directory):
+            await self._sweep(self.handle)
+        if self._gone is not None:
+            self._gone()
+            self._gone = None
+
+
+async def finish(cleanup: Coroutine[Any, Any, None], what: str, *, budget: float = 20.0) -> None:
+    """Run `cleanup` to its end even if our own task is cancelled meanwhile.
+
+    Never raises what the cleanup raised: the caller already carries a better error. What could
+    not be removed keeps its record, and the reaper finds it.
+    """
+    task = asyncio.create_task(asyncio.wait_for(cleanup, budget))
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("cleanup failed", what=what, reason=str(error))
+    if cancelled is not None:
+        raise cancelled
+
+
+def _backing(settings: LocalSettings, facts: Facts, level: Isolation) -> str:
+    return choose_backing(
+        level, settings.disk_backing, loop=facts.can("loop"), mkfs=facts.mkfs is not None
+    )
+
+
+def _handle_data(record: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("created", "isolation", "user", "cgroups", "disk_dir", "keeper", "uid_base", "cpus")
+    return {name: record[name] for name in kept if name in record}
+
+
+def _cpus(record: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(cpu for cpu in record.get("cpus") or () if isinstance(cpu, int))
+
+
+def _safe(sandbox_id: str) -> str:
+    """The service made the id; a path made from it must stay below us anyway."""
+    if not sandbox_id or "/" in sandbox_id or sandbox_id.startswith("."):
+        raise UnavailableError(f"not the id of a box: {sandbox_id!r}")
+    return sandbox_id
+
+
+def _make_dir(path: Path, mode: int) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    if path.stat().st_uid == os.geteuid():
+        path.chmod(mode)
+
+
+def _check_reach(facts: Facts, *paths: Path) -> None:
+    """A box's pid 1 is another user on the host, and mounts from below these directories."""
+    if not facts.uid_ranges:
+        return
+    for path in paths:
+        for parent in path.absolute().parents:
+            if parent.exists() and not parent.stat().st_mode & 0o001:
+                raise UnavailableError(
+                    f"the users of sandboxes cannot reach {path}: {parent} is closed to others",
+                    hint=f"chmod o+x {parent}, or use another data_dir and run_dir",
+                )

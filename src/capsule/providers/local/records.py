@@ -1,0 +1,78 @@
+"""The one small file per box from which a server that knows nothing can adopt it or sweep it up.
+
+It is written before anything else of the box exists and removed, with its directory, after
+everything else. `create` and `complete` run on the event loop: a few microseconds on a tmpfs, less
+than a thread costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from capsule.errors import ConflictError, NoSpaceError
+
+FILE = "box.json"
+SOCKET = "agent.sock"
+
+
+def create(directory: Path, record: Mapping[str, Any]) -> None:
+    """Raises ConflictError when the id is taken, NoSpaceError when nothing can be written."""
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        raise ConflictError(f"a box with this id exists already: {directory.name}") from None
+    except OSError as exc:
+        raise NoSpaceError(f"no directory for the box: {directory}: {exc.strerror}") from exc
+    try:
+        _write(directory, record)
+    except OSError as exc:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise NoSpaceError(f"no record for the box: {directory}: {exc.strerror}") from exc
+
+
+def complete(directory: Path, record: Mapping[str, Any]) -> None:
+    """Replaces the record with what is known once the box runs. A box that is gone stays so."""
+    with contextlib.suppress(OSError):
+        _write(directory, record)
+
+
+def _write(directory: Path, record: Mapping[str, Any]) -> None:
+    draft = directory / f".{FILE}"
+    # Nothing waits here whatever the flag says; it tells tools that look for blocking calls.
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    try:
+        os.write(fd, json.dumps(record).encode())
+    finally:
+        os.close(fd)
+    os.replace(draft, directory / FILE)
+
+
+def read(directory: Path) -> dict[str, Any] | None:
+    """None: there is no such box. An unreadable record is an empty one, so it can be swept."""
+    try:
+        record = json.loads((directory / FILE).read_bytes())
+    except (OSError, ValueError):
+        return {} if os.path.lexists(directory) else None
+    return record if isinstance(record, dict) else {}
+
+
+def read_all(parent: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(parent)):
+            record = None if name.startswith(".") else read(parent / name)
+            if record is not None:
+                yield name, record
+
+
+def exists(directory: Path) -> bool:
+    try:
+        os.lstat(directory)
+    except OSError:
+        return False
+    return True

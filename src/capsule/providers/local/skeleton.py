@@ -1,0 +1,307 @@
+"""The empty house a box is furnished in: directories to mount on, and a synthetic /etc.
+
+A skeleton is a directory named by the hash of what is in it, made beside and renamed into place: it
+is whole or absent, never changed, and two servers that make it at once agree. Small files of the
+host's /etc that languages need are copied rather than mounted, which saves a dozen mounts per box;
+a changed host file gives a new hash, so that no box sees a stale one.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from capsule.model import WORKSPACE
+
+# Part of every hash: raise it when the meaning of a tree changes but its text does not.
+FORMAT = 1
+
+MAX_COPIED_FILE = 4 * 1024 * 1024
+MAX_COPIED_ENTRIES = 5000
+
+# Where a merged /usr has symlinks and others have directories of their own.
+SYSTEM_DIRS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+# What languages read, and what holds no secret: no pip.conf, npmrc, gitconfig or php.ini, which may
+# carry credentials. Only files that everyone may read are copied.
+ETC_COPIES = (
+    "alternatives",
+    "ca-certificates",
+    "crypto-policies",
+    "debian_version",
+    "fonts",
+    "host.conf",
+    "inputrc",
+    "java-*",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "locale.conf",
+    "lsb-release",
+    "magic",
+    "magic.mime",
+    "mime.types",
+    "os-release",
+    "perl",
+    "pki/ca-trust/extracted",
+    "pki/java",
+    "pki/tls/cert.pem",
+    "pki/tls/certs",
+    "pki/tls/openssl.cnf",
+    "protocols",
+    "python3*",
+    "services",
+    "ssl/cert.pem",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+)
+
+PASSWD = f"""\
+root:x:0:0:root:/root:/usr/sbin/nologin
+capsule:x:1000:1000:capsule:{WORKSPACE}:/bin/bash
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+"""
+
+GROUP = """\
+root:x:0:
+tty:x:5:
+capsule:x:1000:
+nogroup:x:65534:
+"""
+
+PROFILE = """\
+export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"
+umask 022
+if [ -n "${BASH_VERSION-}" ] && [ -n "${PS1-}" ] && [ -r /etc/bash.bashrc ]; then
+  . /etc/bash.bashrc
+fi
+"""
+
+BASHRC = r"""
+[ -n "${PS1-}" ] || return 0
+shopt -s checkwinsize
+PS1='\[\e[32m\]\u@\h\[\e[0m\]:\[\e[34m\]\w\[\e[0m\]\$ '
+alias ls='ls --color=auto' ll='ls -la'
+"""
+
+ETC_TEXTS: Mapping[str, str] = {
+    "passwd": PASSWD,
+    "group": GROUP,
+    "hosts": "127.0.0.1\tlocalhost capsule\n::1\tlocalhost ip6-localhost\n",
+    "hostname": "capsule\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\n",
+    "resolv.conf": "",
+    "shells": "/bin/sh\n/bin/bash\n",
+    "profile": PROFILE,
+    "bash.bashrc": BASHRC.lstrip(),
+}
+
+
+class Node(NamedTuple):
+    kind: str  # dir, file, link
+    mode: int
+    data: bytes = b""
+
+
+@dataclass(slots=True)
+class Tree:
+    """A directory tree as a value; parents of what is added come by themselves."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def dir(self, path: str, mode: int = 0o755) -> None:
+        self.nodes[path] = Node("dir", mode)
+
+    def file(self, path: str, data: bytes | str = b"", mode: int = 0o644) -> None:
+        self.nodes[path] = Node("file", mode, data.encode() if isinstance(data, str) else data)
+
+    def link(self, path: str, target: str) -> None:
+        self.nodes[path] = Node("link", 0o777, os.fsencode(target))
+
+    def digest(self) -> str:
+        seen = hashlib.sha256(b"%d\0" % FORMAT)
+        for path, node in sorted(self.nodes.items()):
+            seen.update(
+                b"%s\0%s\0%o\0%d\0"
+                % (os.fsencode(path), node.kind.encode(), node.mode, len(node.data))
+            )
+            seen.update(node.data)
+        return seen.hexdigest()[:20]
+
+
+def prepare(tree: Tree, parent: Path, name: str) -> Path:
+    """The directory `parent/name-<hash>` with the tree in it, made if it is not there. Blocks."""
+    target = parent / f"{name}-{tree.digest()}"
+    if target.is_dir():
+        return target
+    parent.mkdir(parents=True, exist_ok=True)
+    draft = parent / f".{name}-{secrets.token_hex(8)}"
+    try:
+        _write(tree, draft)
+        os.rename(draft, target)
+    except OSError:
+        # Somebody else was first: a directory does not replace one that is not empty.
+        if not target.is_dir():
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def _write(tree: Tree, root: Path) -> None:
+    _make_dir(root, 0o755)
+    for path, node in sorted(tree.nodes.items()):
+        at = root / path
+        if not at.parent.is_dir():
+            at.parent.mkdir(parents=True)
+        match node.kind:
+            case "dir":
+                _make_dir(at, node.mode)
+            case "file":
+                _make_file(at, node)
+            case _:
+                os.symlink(os.fsdecode(node.data), at)
+
+
+def _make_dir(at: Path, mode: int) -> None:
+    at.mkdir(exist_ok=True)
+    at.chmod(mode)
+
+
+def _make_file(at: Path, node: Node) -> None:
+    with open(at, "xb") as file:
+        file.write(node.data)
+        file.flush()
+        os.fchmod(file.fileno(), node.mode)
+        os.fsync(file.fileno())  # the rename must not survive a power cut that the content did not
+
+
+def mount_points(tree: Tree) -> None:
+    """What every box needs to be there before anything can be mounted."""
+    for name in ("proc", "sys", "dev/pts", "dev/shm", "tmp", "var/tmp", "run", "workspace"):
+        tree.dir(name)
+    for name in DEVICES:
+        tree.file(f"dev/{name}")
+    for name, target in (
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+        ("ptmx", "pts/ptmx"),
+    ):
+        tree.link(f"dev/{name}", target)
+
+
+def host_tree(host: Path = Path("/")) -> Tree:
+    """The skeleton for boxes that see the host's own /usr."""
+    tree = Tree()
+    for name in ("home", "mnt", "opt", "srv", "usr", "var/cache", "var/lib", "var/log"):
+        tree.dir(name)
+    tree.dir("root", 0o700)
+    tree.link("var/run", "../run")
+    for name in SYSTEM_DIRS:
+        at = host / name
+        if at.is_symlink():
+            tree.link(name, os.readlink(at))
+        elif at.is_dir():
+            tree.dir(name)
+    for path in copied_paths(host):
+        _copy(tree, host, path)
+    for name, text in ETC_TEXTS.items():
+        tree.file(f"etc/{name}", text)
+    tree.link("etc/mtab", "../proc/self/mounts")
+    mount_points(tree)
+    return tree
+
+
+def own_dirs(host: Path = Path("/")) -> tuple[str, ...]:
+    """The system directories that are no symlinks here, and so are mounted beside /usr."""
+    return tuple(n for n in SYSTEM_DIRS if not (host / n).is_symlink() and (host / n).is_dir())
+
+
+def copied_paths(host: Path = Path("/")) -> tuple[str, ...]:
+    """What of the host's /etc goes into the skeleton, where it exists."""
+    paths: list[str] = []
+    for name in ETC_COPIES:
+        found = glob.glob(name, root_dir=host / "etc") if "*" in name else [name]
+        paths += (f"etc/{each}" for each in sorted(found))
+    return tuple(paths)
+
+
+def signature(paths: Iterable[str], host: Path = Path("/")) -> tuple[object, ...]:
+    """Changes when the host's system does (a package installed, certificates renewed). Cheap."""
+    return tuple(_stamp(os.path.join(host, path)) for path in paths)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_ino)
+
+
+def _copy(tree: Tree, host: Path, path: str) -> None:
+    """Takes over files everyone may read, and links as they are; the rest is left out."""
+    try:
+        found = os.lstat(host / path)
+        if stat.S_ISLNK(found.st_mode):
+            tree.link(path, os.readlink(host / path))
+        elif len(tree.nodes) > MAX_COPIED_ENTRIES or not found.st_mode & stat.S_IROTH:
+            return
+        elif stat.S_ISDIR(found.st_mode):
+            tree.dir(path)
+            for name in sorted(os.listdir(host / path)):
+                _copy(tree, host, f"{path}/{name}")
+        elif stat.S_ISREG(found.st_mode) and found.st_size <= MAX_COPIED_FILE:
+            tree.file(path, (host / path).read_bytes(), 0o755 if found.st_mode & 1 else 0o644)
+    except OSError:
+        return
+
+
+def image_tree(layers: Sequence[Path]) -> Tree:
+    """What is laid over a template's own root: mount points, and files that must be ours."""
+    tree = Tree()
+    mount_points(tree)
+    for name in ("hosts", "hostname", "resolv.conf"):
+        tree.file(f"etc/{name}", ETC_TEXTS[name])
+    tree.file("etc/passwd", _with_user(_read_plain(layers, "etc/passwd"), PASSWD))
+    tree.file("etc/group", _with_user(_read_plain(layers, "etc/group"), GROUP))
+    return tree
+
+
+def _with_user(own: bytes, ours: str) -> bytes:
+    """The image's table, with our entries for the ids that it does not know."""
+    lines = own.splitlines()
+    known = {line.split(b":")[2] for line in lines if line.count(b":") >= 2}
+    lines += (line for line in ours.encode().splitlines() if line.split(b":")[2] not in known)
+    return b"\n".join(lines) + b"\n"
+
+
+def _read_plain(layers: Sequence[Path], path: str) -> bytes:
+    """A regular file of the topmost layer that has it. Images are not trusted: no link counts."""
+    for layer in layers:
+        at = layer / path
+        try:
+            if at.parent.is_symlink():
+                continue
+            fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        with open(fd, "rb") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return file.read(MAX_COPIED_FILE)
+    return b""
