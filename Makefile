@@ -8,7 +8,7 @@ DEV_STAMP := $(VENV)/.set-up-dev
 AGENT := agent/build/capsule-agent
 AGENT_ASAN := agent/build/asan/capsule-agent
 AGENT_SOURCES := $(wildcard agent/*.c agent/*.h) agent/flags.txt agent/build_agent.py
-PINS := pyproject.toml scripts/setup $(wildcard sdk/python/pyproject.toml)
+PINS := pyproject.toml scripts/setup hatch_build.py
 SOURCES := src sdk tests bench examples docs hatch_build.py agent/build_agent.py
 
 export VENV

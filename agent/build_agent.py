@@ -83,7 +83,7 @@ def build(target: Path, *, arch: str | None = None, sanitize: bool = False) -> N
     """Compile everything at once: it is small, and there is no stale object to think of."""
     arch = arch or machine()
     compiler = compiler_for(arch)
-    options = [*flags(), *(SANITIZE if sanitize else ["-static"])]
+    options = [*flags(), *(SANITIZE if sanitize else ["-static", "-s"])]
     target.parent.mkdir(parents=True, exist_ok=True)
     # Linked beside and renamed over: the old one may be running.
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
@@ -91,8 +91,6 @@ def build(target: Path, *, arch: str | None = None, sanitize: bool = False) -> N
     print(f"building {target.name} for {arch} with {' '.join(compiler)}", file=sys.stderr)
     try:
         subprocess.run([*compiler, *options, *sources, "-o", str(fresh)], check=True)
-        if not sanitize and arch == machine() and shutil.which("strip"):
-            subprocess.run(["strip", str(fresh)], check=False)
         fresh.replace(target)
     except subprocess.CalledProcessError as error:
         status = f"{compiler[0]} failed with status {error.returncode}"
