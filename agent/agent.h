@@ -1,0 +1,182 @@
+/* capsule-agent: shared declarations. Each section names the file its functions live in. */
+#ifndef CAPSULE_AGENT_H
+#define CAPSULE_AGENT_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#define PROTOCOL_VERSION 1
+#define MAX_PAYLOAD (1u << 20)
+#define DATA_CHUNK (128u << 10) /* payload of one outgoing DATA frame */
+#define MAX_CGROUPS 8
+#define RETRY(expr) ({ long r_; do r_ = (long)(expr); while (r_ < 0 && errno == EINTR); r_; })
+
+static inline void closep(int *fd) { if (*fd >= 0) close(*fd); }
+static inline void freep(void *p) { free(*(void **)p); }
+#define cleanup_fd __attribute__((cleanup(closep)))
+#define cleanup_free __attribute__((cleanup(freep)))
+static inline int steal_fd(int *fd) { int f = *fd; *fd = -1; return f; }
+static inline void drop_fd(int *fd) { if (*fd >= 0) close(*fd); *fd = -1; }
+
+/* A failure on its way to the host: which step, which errno. `code` NULL: derived from err. */
+struct fault { int err; char stage[48]; const char *code; };
+bool fault_set(struct fault *f, int err, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+const char *fault_code(int err);
+
+/* buffer.c: a growing byte buffer */
+struct buf { char *p; size_t n, cap; };
+void buf_add(struct buf *b, const void *p, size_t n);
+void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void buf_json_string(struct buf *b, const char *s, size_t n);
+void buf_free(struct buf *b);
+void *xrealloc(void *p, size_t n);
+double now_ms(void);
+
+/* json.c: a small reader. Strings are decoded in place and NUL-terminated. */
+enum json_type { J_NULL, J_BOOL, J_NUM, J_STR, J_ARR, J_OBJ };
+struct json {
+    enum json_type type;
+    double num;            /* J_NUM, J_BOOL */
+    const char *str;       /* J_STR */
+    size_t len;
+    const char *key;       /* inside an object */
+    struct json *child, *next;
+};
+struct json *json_parse(char *text, size_t n); /* NULL: not JSON. Free the result with free(). */
+struct json *json_get(const struct json *obj, const char *key);
+const char *json_str(const struct json *obj, const char *key); /* NULL: missing, no string, or has a NUL inside */
+double json_num(const struct json *obj, const char *key, double missing);
+bool json_bool(const struct json *obj, const char *key, bool missing);
+
+/* wire.c: frames (spec/agent-protocol.md) */
+enum frame_type { F_HELLO = 1, F_REQUEST, F_REPLY, F_ERROR, F_DATA, F_EOF, F_EVENT, F_EXIT, F_CONTROL };
+enum stream { S_STDIN = 0, S_STDOUT, S_STDERR, S_TTY, S_FILE, S_CARRY, S_DIAL };
+#define HEADER_SIZE 16
+struct header { uint32_t length; uint8_t type, stream; uint64_t offset; };
+void header_pack(unsigned char out[HEADER_SIZE], const struct header *h);
+void header_unpack(struct header *h, const unsigned char in[HEADER_SIZE]);
+/* Blocking ends, used by the launcher and by file workers. false: the peer is gone or broke the protocol. */
+bool read_full(int fd, void *p, size_t n);
+bool write_full(int fd, const void *p, size_t n);
+bool frame_read(int fd, struct header *h, char **payload); /* payload: malloc'ed, NUL-terminated */
+bool frame_write(int fd, enum frame_type type, int stream, uint64_t offset, const void *p, size_t n);
+bool frame_json(int fd, enum frame_type type, struct buf *b); /* sends and empties b */
+void frame_error(int fd, const struct fault *f, const char *message);
+void error_json(struct buf *b, const struct fault *f, const char *message);
+bool send_fds(int sock, const void *msg, size_t n, const int *fds, int nfds);
+ssize_t recv_fds(int sock, void *msg, size_t n, int *fds, int *nfds); /* nfds in: room, out: got */
+
+/* box.c: what the launch request says, parsed once; read-only afterwards */
+struct box {
+    struct json *spec;     /* owned, with `text` */
+    char *text;
+    const char *id, *dir, *stage, *spool, *disk_kind, *disk_path;
+    bool namespaces;       /* else: landlock level */
+    enum { USER_RANGE, USER_SINGLE, USER_UID, USER_NONE } user_mode;
+    uid_t uid; gid_t gid;  /* of programs, as they see it */
+    uint32_t uid_base, uid_count;
+    int uid_lock;          /* the abstract socket that claims the slot */
+    int cgroup_version, ncgroups;
+    const char *cgroups[MAX_CGROUPS];
+    int cgroup_fds[MAX_CGROUPS]; /* cgroup.procs, open for writing */
+    const void *filter; size_t filter_len; /* seccomp program, owned elsewhere */
+    const struct json *landlock;
+    double started;
+};
+extern struct box box;
+bool box_parse(char *text, size_t n, struct fault *f);
+bool box_claim_uids(struct fault *f);
+bool box_map_user(pid_t init, struct fault *f);
+bool box_make_cgroups(struct fault *f);
+void remove_cgroups(const char *const *dirs, int n);
+const char *box_path(const char *path, char *out, size_t room); /* API path -> path as seen by the worker */
+
+/* disk.c */
+bool disk_mount(struct fault *f);     /* by root, in the keeper's mount namespace */
+bool disk_mount_tmpfs(struct fault *f); /* by pid 1, in the box's own */
+bool disk_make_dirs(const char *root, bool outside, struct fault *f);
+
+/* rootfs.c: the new root, made by pid 1 */
+bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
+
+/* confine.c: what every program and file worker goes through before it may act */
+bool confine(struct fault *f);        /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order */
+bool confine_cgroups(struct fault *f);
+bool landlock_apply(struct fault *f);
+int landlock_abi(void);
+
+/* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
+enum ctl_command { C_GO = 1, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
+                   C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED };
+enum spawn_kind { K_EXEC, K_FILE };
+struct ctl {
+    uint32_t command, no;
+    int32_t kind, pid, status, signal, err;
+    uint32_t port;
+    double cpu_ms;
+    uint64_t rss;
+    char stage[48];
+};
+void init_main(int ctl_fd) __attribute__((noreturn));
+
+/* sweep.c: finding every process of an exec */
+struct tally { int processes; double cpu_ms; uint64_t rss; };
+void sweep_open(int proc_fd);
+uint64_t sweep_tag(pid_t pid);                        /* the UTS namespace an exec was born into */
+int sweep_signal(uint64_t tag, pid_t shepherd, int signal); /* how many were found */
+void sweep_count(struct tally *t);
+
+/* program.c: the child that becomes the user's program */
+enum { FD_REQUEST, FD_STATUS, FD_IN, FD_OUT, FD_ERR, FD_CARRY, FD_ROLES };
+void program_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
+void shepherd_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
+int signal_number(const char *name); /* "KILL", "SIGKILL"; 0: unknown */
+struct status_message { int32_t err; char stage[48]; int32_t has_exit, status; double cpu_ms; uint64_t rss; };
+
+/* files.c: the child that does one file operation and exits */
+void file_main(int request_fd, int conn) __attribute__((noreturn));
+/* tree.c: removal that survives any depth and follows nothing */
+bool remove_tree(int dirfd, const char *name);
+
+/* output.c: what an exec has written, with offsets */
+struct output {
+    uint64_t total, limit; /* seen so far; kept at most */
+    bool tail;             /* keep the last bytes rather than the first */
+    char *mem; size_t cap;
+    int file;              /* -1: in memory */
+};
+void output_open(struct output *o, uint64_t limit, bool tail);
+void output_add(struct output *o, const char *p, size_t n);
+uint64_t output_first(const struct output *o); /* the first byte still kept */
+uint64_t output_end(const struct output *o);   /* one past the last byte kept */
+size_t output_read(const struct output *o, uint64_t at, char *p, size_t room);
+void output_close(struct output *o);
+uint64_t output_kept(const struct output *o);
+
+/* keeper.c, conn.c, exec.c: the process that serves the wire */
+void keeper_run(int launcher_conn, int ctl_fd, pid_t init, int disk_fd) __attribute__((noreturn));
+
+/* usage.c */
+void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, uint64_t proc_rss);
+bool usage_needs_count(void);
+uint64_t oom_kills(void);
+
+/* launcher.c, probe.c */
+int launcher_main(int listen_fd, int lifeline);
+void probe_serve(int conn, const struct json *request);
+
+void set_nonblocking(int fd, bool on);
+void close_all_but(int a, int b, int c, int d); /* -1: unused */
+void die_quietly(void) __attribute__((noreturn));
+
+#endif

@@ -1,0 +1,120 @@
+/* What every program and every file worker goes through between fork and its first own instruction. The order
+ * matters: cgroups need our privileges, seccomp comes last because it takes away the calls used before it. */
+#include "agent.h"
+#include <grp.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#ifndef SYS_landlock_create_ruleset
+#define SYS_landlock_create_ruleset 444
+#define SYS_landlock_add_rule 445
+#define SYS_landlock_restrict_self 446
+#endif
+enum { LL_EXECUTE = 1, LL_WRITE_FILE = 2, LL_READ_FILE = 4, LL_READ_DIR = 8, LL_MAKE_ANY = 0x1ff0, LL_REFER = 1 << 13, LL_TRUNCATE = 1 << 14, LL_IOCTL_DEV = 1 << 15 };
+struct ll_ruleset { uint64_t fs, net, scoped; };
+struct ll_rule { uint64_t access; int32_t fd; } __attribute__((packed));
+
+int landlock_abi(void) {
+    return (int)syscall(SYS_landlock_create_ruleset, NULL, 0, 1);
+}
+
+static uint64_t rule_access(const char *kind, uint64_t handled, bool directory) {
+    uint64_t read = LL_READ_FILE | LL_READ_DIR, write = LL_WRITE_FILE | LL_MAKE_ANY | LL_REFER | LL_TRUNCATE, a = read;
+    if (!strcmp(kind, "rx")) a = read | LL_EXECUTE;
+    else if (!strcmp(kind, "rw")) a = read | write | LL_EXECUTE | LL_IOCTL_DEV;
+    else if (!strcmp(kind, "dev")) a = LL_READ_FILE | LL_WRITE_FILE | LL_TRUNCATE | LL_IOCTL_DEV | LL_READ_DIR;
+    if (!directory) a &= LL_EXECUTE | LL_WRITE_FILE | LL_READ_FILE | LL_TRUNCATE | LL_IOCTL_DEV;
+    return a & handled;
+}
+
+bool landlock_apply(struct fault *f) {
+    int abi = landlock_abi();
+    if (!box.landlock || abi < 2) return true; /* 1 forbids renames between directories altogether */
+    uint64_t handled = 0x1fff | LL_REFER | (abi >= 3 ? LL_TRUNCATE : 0) | (abi >= 5 ? LL_IOCTL_DEV : 0);
+    struct ll_ruleset set = {.fs = handled};
+    size_t size = abi >= 6 ? sizeof set : abi >= 4 ? 16 : 8;
+    if (abi >= 6 && json_bool(box.landlock, "scope", true)) set.scoped = 3; /* abstract sockets, signals */
+    cleanup_fd int ruleset = (int)syscall(SYS_landlock_create_ruleset, &set, size, 0);
+    if (ruleset < 0) return fault_set(f, errno, "landlock ruleset");
+    const struct json *rules = json_get(box.landlock, "rules");
+    for (const struct json *r = rules ? rules->child : NULL; r; r = r->next) {
+        const struct json *path = r->child, *kind = path ? path->next : NULL;
+        if (!kind || path->type != J_STR || kind->type != J_STR) return fault_set(f, EINVAL, "launch: landlock.rules");
+        struct stat st;
+        cleanup_fd int fd = open(path->str, O_PATH | O_CLOEXEC);
+        if (fd < 0 || fstat(fd, &st)) continue; /* a path this host does not have */
+        struct ll_rule rule = {rule_access(kind->str, handled, S_ISDIR(st.st_mode)), fd};
+        if (syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule %.30s", path->str);
+    }
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_landlock_restrict_self, ruleset, 0))
+        return fault_set(f, errno, "landlock");
+    return true;
+}
+
+bool confine_cgroups(struct fault *f) {
+    for (int i = 0; i < box.ncgroups; i++)
+        if (write(box.cgroup_fds[i], "0", 1) < 0) return fault_set(f, errno, "enter cgroup");
+    if (box.ncgroups && box.namespaces && unshare(CLONE_NEWCGROUP)) return fault_set(f, errno, "cgroup namespace");
+    return true;
+}
+
+static bool limit(int resource, const char *name, struct fault *f) {
+    double v = json_num(json_get(box.spec, "rlimits"), name, 0);
+    if (v <= 0 && resource != RLIMIT_CORE) return true;
+    struct rlimit now, r = {(rlim_t)v, (rlim_t)v};
+    if (!getrlimit(resource, &now) && now.rlim_max != RLIM_INFINITY && r.rlim_max > now.rlim_max) r.rlim_cur = r.rlim_max = now.rlim_max;
+    return !setrlimit(resource, &r) || fault_set(f, errno, "limit %s", name);
+}
+
+static bool set_limits(struct fault *f) {
+    cpu_set_t set;
+    int n = 0;
+    CPU_ZERO(&set);
+    const struct json *cpus = json_get(box.spec, "cpus");
+    for (const struct json *c = cpus ? cpus->child : NULL; c; c = c->next, n++)
+        if (c->num >= 0 && c->num < CPU_SETSIZE) CPU_SET((size_t)c->num, &set);
+    if (n && sched_setaffinity(0, sizeof set, &set)) return fault_set(f, errno, "cpu affinity");
+    return limit(RLIMIT_NOFILE, "nofile", f) && limit(RLIMIT_CORE, "core", f) && limit(RLIMIT_FSIZE, "fsize", f) && limit(RLIMIT_DATA, "data", f);
+}
+
+static bool become_user(struct fault *f) {
+    uid_t uid = box.uid + (box.user_mode == USER_UID ? box.uid_base : 0);
+    gid_t gid = box.gid + (box.user_mode == USER_UID ? box.uid_base : 0);
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    for (int cap = 0; cap <= 63; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); /* beyond the last: EINVAL */
+    if (box.user_mode == USER_RANGE || box.user_mode == USER_UID) {
+        if (setgroups(0, NULL)) return fault_set(f, errno, "setgroups");
+        if (setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) return fault_set(f, errno, "setuid");
+    }
+    /* after the change of user, so that it is counted for the user in its own namespace */
+    if (!limit(RLIMIT_NPROC, "nproc", f)) return false;
+    struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct none[2] = {{0}};
+    if (syscall(SYS_capset, &h, none)) return fault_set(f, errno, "drop capabilities");
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until execve: our memory is not the program's to read */
+    return true;
+}
+
+static bool load_filter(struct fault *f) {
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return fault_set(f, errno, "no_new_privs");
+    if (!box.filter_len) return true;
+    struct sock_fprog p = {(unsigned short)(box.filter_len / sizeof(struct sock_filter)), (struct sock_filter *)box.filter};
+    return !syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &p) || fault_set(f, errno, "seccomp");
+}
+
+bool confine(struct fault *f) {
+    sigset_t none;
+    umask(022);
+    if (!confine_cgroups(f) || !set_limits(f) || !become_user(f)) return false;
+    if (!box.namespaces && !landlock_apply(f)) return false; /* with namespaces, pid 1 did it for all */
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    return load_filter(f);
+}

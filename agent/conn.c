@@ -1,0 +1,242 @@
+/* Connections: one operation each. Frames are read exactly, never a byte further, because a file operation's
+ * connection is handed to the worker that carries it out. */
+#include "keeper.h"
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#define OUT_ENOUGH (256u << 10) /* stop producing frames while this much waits for the client */
+
+void conn_free(struct conn *c) {
+    for (struct conn **p = &keeper.conns; *p; p = &(*p)->next)
+        if (*p == c) { *p = c->next; break; }
+    keeper.nconns--;
+    drop_fd(&c->fd);
+    drop_fd(&c->listener);
+    drop_fd(&c->peer);
+    buf_free(&c->out);
+    free(c->payload);
+    free(c);
+}
+
+void conn_accept(void) {
+    for (;;) {
+        int fd = accept4(keeper.listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) return;
+        if (keeper.nconns >= MAX_CONNS) { close(fd); continue; }
+        struct conn *c = xrealloc(NULL, sizeof *c);
+        *c = (struct conn){.fd = fd, .listener = -1, .peer = -1, .next = keeper.conns};
+        keeper.conns = c;
+        keeper.nconns++;
+        conn_readable(c); /* the request is there already, most of the time */
+        if (c->dead) conn_free(c);
+    }
+}
+
+/* Writes what waits. */
+static void flush(struct conn *c) {
+    while (c->out_at < c->out.n) {
+        ssize_t n = RETRY(send(c->fd, c->out.p + c->out_at, c->out.n - c->out_at, MSG_NOSIGNAL | MSG_DONTWAIT));
+        if (n < 0 && errno == EAGAIN) return;
+        if (n <= 0) { c->dead = true; return; }
+        c->out_at += (size_t)n;
+    }
+    c->out.n = c->out_at = 0;
+    if (c->out.cap > OUT_ENOUGH * 2) buf_free(&c->out);
+    if (c->closing) c->dead = true;
+}
+
+void conn_send(struct conn *c, enum frame_type type, int stream, uint64_t offset, const void *p, size_t n) {
+    unsigned char raw[HEADER_SIZE];
+    struct header h = {(uint32_t)n, (uint8_t)type, (uint8_t)stream, offset};
+    header_pack(raw, &h);
+    buf_add(&c->out, raw, sizeof raw);
+    buf_add(&c->out, p, n);
+}
+
+void conn_json(struct conn *c, enum frame_type type, struct buf *b) {
+    conn_send(c, type, 0, 0, b->p, b->n);
+    b->n = 0;
+    flush(c);
+}
+
+void conn_error(struct conn *c, const char *code, int err, const char *stage, const char *message) {
+    struct fault f = {.err = err, .code = code};
+    struct buf b = {0};
+    snprintf(f.stage, sizeof f.stage, "%s", stage);
+    error_json(&b, &f, message);
+    c->exec = NULL;
+    c->closing = true;
+    conn_json(c, F_ERROR, &b);
+    buf_free(&b);
+}
+
+void conn_reply(struct conn *c) {
+    struct buf b = {0};
+    buf_add(&b, "{}", 2);
+    c->closing = true;
+    conn_json(c, F_REPLY, &b);
+    buf_free(&b);
+}
+
+/* One stream's next bytes as a frame; false: nothing to send now. */
+static bool pump_stream(struct conn *c, int i) {
+    static char p[DATA_CHUNK];
+    struct output *o = &c->exec->output[i];
+    int stream = c->exec->tty ? S_TTY : S_STDOUT + i;
+    uint64_t first = output_first(o);
+    if (c->sent[i] < first) {
+        struct buf b = {0};
+        buf_printf(&b, "{\"gap\":%d,\"from\":%llu,\"to\":%llu}", stream, (unsigned long long)c->sent[i], (unsigned long long)first);
+        conn_send(c, F_EVENT, 0, 0, b.p, b.n);
+        buf_free(&b);
+        c->sent[i] = first;
+    }
+    size_t n = output_read(o, c->sent[i], p, sizeof p);
+    if (!n) return false;
+    conn_send(c, F_DATA, stream, c->sent[i], p, n);
+    c->sent[i] += n;
+    return true;
+}
+
+static void send_begun(struct conn *c) {
+    struct buf b = {0};
+    buf_printf(&b, "{\"id\":\"%s\",\"pid\":%d,\"tty\":%s}", c->exec->id, (int)c->exec->pid, c->exec->tty ? "true" : "false");
+    conn_send(c, F_REPLY, 0, 0, b.p, b.n);
+    buf_free(&b);
+    c->begun = true;
+}
+
+static void send_end(struct conn *c) {
+    struct buf b = {0};
+    if (c->exec->carry.n && !c->sent_carry) conn_send(c, F_DATA, S_CARRY, 0, c->exec->carry.p, c->exec->carry.n);
+    exec_exit_json(&b, c->exec);
+    conn_send(c, F_EXIT, 0, 0, b.p, b.n);
+    buf_free(&b);
+    c->exec = NULL;
+    c->closing = true;
+}
+
+void conn_pump(struct conn *c) {
+    flush(c);
+    while (!c->dead && c->role == ROLE_EXEC && c->exec && c->exec->state != E_STARTING && c->out.n - c->out_at < OUT_ENOUGH) {
+        if (!c->begun) send_begun(c);
+        bool more = pump_stream(c, 0) | pump_stream(c, 1);
+        if (!more && c->exec->state == E_ENDED) send_end(c);
+        flush(c);
+        if (!more) return;
+    }
+}
+
+static void hand_to_worker(struct conn *c) {
+    cleanup_fd int request = memfd_create("request", MFD_CLOEXEC);
+    if (request < 0 || !write_full(request, c->payload, c->h.length)) return conn_error(c, NULL, errno, "prepare", NULL);
+    flush(c); /* our HELLO, before the worker writes: it always fits an empty socket */
+    int fds[2] = {request, c->fd};
+    ctl_tell(&(struct ctl){.command = C_SPAWN, .no = 0, .kind = K_FILE}, fds, 2);
+    c->dead = true; /* our copy; the worker has its own */
+}
+
+static void answer_ping(struct conn *c) {
+    struct buf b = {0};
+    buf_printf(&b, "{\"id\":");
+    buf_json_string(&b, box.id, strlen(box.id));
+    buf_printf(&b, ",\"version\":%d,\"pid\":%d,\"uptime_ms\":%.0f,\"execs_running\":%d}", PROTOCOL_VERSION, (int)getpid(), now_ms() - box.started, execs_running());
+    c->closing = true;
+    conn_json(c, F_REPLY, &b);
+    buf_free(&b);
+}
+
+static void ask_usage(struct conn *c) {
+    c->role = ROLE_USAGE;
+    c->ticket = ++keeper.next_no;
+    ctl_tell(&(struct ctl){.command = C_COUNT, .no = c->ticket}, NULL, 0);
+}
+
+static bool is_file_op(const char *op) {
+    static const char *const names[] = {"read", "write", "list", "stat", "mkdir", "move", "remove", "chmod", "symlink", "watch"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(op, names[i])) return true;
+    return false;
+}
+
+static void dispatch(struct conn *c) {
+    cleanup_free char *copy = malloc((size_t)c->h.length + 1); /* parsing decodes in place; workers get the original */
+    if (!copy) return conn_error(c, NULL, ENOMEM, "request", NULL);
+    memcpy(copy, c->payload, c->h.length);
+    cleanup_free struct json *r = json_parse(copy, c->h.length);
+    const char *op = json_str(r, "op");
+    if (!op) return conn_error(c, "protocol", 0, "request", "not a JSON object with an op");
+    if (!strcmp(op, "exec")) exec_start(c, r, c->payload, c->h.length);
+    else if (is_file_op(op)) hand_to_worker(c);
+    else if (!strcmp(op, "attach")) exec_attach(c, r);
+    else if (!strcmp(op, "execs")) exec_list(c);
+    else if (!strcmp(op, "kill")) exec_kill_request(c, r);
+    else if (!strcmp(op, "input")) exec_input_request(c, r);
+    else if (!strcmp(op, "resize")) exec_resize_request(c, r);
+    else if (!strcmp(op, "dial")) net_dial(c, r);
+    else if (!strcmp(op, "listen")) net_listen(c, r);
+    else if (!strcmp(op, "take")) net_take(c, r);
+    else if (!strcmp(op, "usage")) ask_usage(c);
+    else if (!strcmp(op, "ping")) answer_ping(c);
+    else if (!strcmp(op, "shutdown")) c->role = ROLE_SHUTDOWN; /* the loop sees it */
+    else conn_error(c, "unsupported", 0, "request", "unknown operation");
+}
+
+static void greet(struct conn *c) {
+    struct buf b = {0};
+    cleanup_free struct json *r = json_parse(c->payload, c->h.length);
+    if (json_num(r, "version", 0) < 1) return conn_error(c, "version", 0, "hello", "this agent speaks version 1");
+    buf_printf(&b, "{\"version\":%d}", PROTOCOL_VERSION);
+    conn_send(c, F_HELLO, 0, 0, b.p, b.n); /* leaves with the answer */
+    buf_free(&b);
+    c->greeted = true;
+}
+
+static void frame_arrived(struct conn *c) {
+    if (!c->greeted) {
+        if (c->h.type != F_HELLO) return conn_error(c, "protocol", 0, "hello", "the first frame must be HELLO");
+        greet(c);
+    } else if (!c->asked) {
+        if (c->h.type != F_REQUEST) return conn_error(c, "protocol", 0, "request", "the second frame must be REQUEST");
+        c->asked = true;
+        dispatch(c);
+    } else if (c->role == ROLE_EXEC || c->role == ROLE_INPUT) exec_frame(c);
+    else conn_error(c, "protocol", 0, "frame", "unexpected frame");
+}
+
+/* Backpressure: a program that does not read its stdin stops the client, not us. */
+bool conn_wants_input(const struct conn *c) {
+    return !c->closing && !c->dead && c->role != ROLE_SHUTDOWN && !(c->exec && c->exec->input.n >= MAX_STDIN);
+}
+
+static bool read_some(struct conn *c, void *p, size_t want) {
+    ssize_t n = RETRY(recv(c->fd, (char *)p + c->got, want - c->got, MSG_DONTWAIT));
+    if (n < 0 && errno == EAGAIN) return false;
+    if (n <= 0) { c->dead = true; return false; }
+    c->got += (size_t)n;
+    return c->got == want;
+}
+
+void conn_readable(struct conn *c) {
+    while (conn_wants_input(c)) {
+        if (c->reading == CONN_HEADER) {
+            if (!read_some(c, c->head, HEADER_SIZE)) return;
+            header_unpack(&c->h, c->head);
+            c->got = 0;
+            if (c->h.length > MAX_PAYLOAD) return conn_error(c, "protocol", 0, "frame", "a frame is at most 1 MiB");
+            c->payload = xrealloc(NULL, (size_t)c->h.length + 1);
+            c->reading = CONN_PAYLOAD;
+        }
+        if (c->h.length && !read_some(c, c->payload, c->h.length)) return;
+        c->payload[c->h.length] = 0;
+        c->got = 0;
+        c->reading = CONN_HEADER;
+        frame_arrived(c);
+        free(c->payload);
+        c->payload = NULL;
+    }
+}

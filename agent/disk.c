@@ -1,0 +1,98 @@
+/* The box's writable disk. As root: an ext4 image of exactly the size and inode count that was asked for, in a file
+ * that has no name from birth, so that nothing is left however the keeper ends. Otherwise: a sized tmpfs. */
+#include "agent.h"
+#include <linux/loop.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+static int copy_image(const char *template, const char *dir, struct fault *f) {
+    cleanup_fd int from = open(template, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    if (from < 0 || fstat(from, &st)) return fault_set(f, errno, "open disk template"), -1;
+    cleanup_fd int to = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (to < 0) return fault_set(f, errno, "disk image"), -1;
+    if (ftruncate(to, st.st_size)) return fault_set(f, errno, "size disk image"), -1;
+    for (off_t at = 0;;) {
+        off_t start = lseek(from, at, SEEK_DATA);
+        if (start < 0) break; /* ENXIO: no more data */
+        off_t end = lseek(from, start, SEEK_HOLE);
+        loff_t in = start, out = start;
+        while (in < end)
+            if (copy_file_range(from, &in, to, &out, (size_t)(end - in), 0) <= 0)
+                return fault_set(f, errno ? errno : EIO, "copy disk image"), -1;
+        at = end;
+    }
+    return steal_fd(&to);
+}
+
+/* The returned device detaches itself when its last user is gone (AUTOCLEAR). */
+static int attach_loop(int image, char *path, size_t room, struct fault *f) {
+    cleanup_fd int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
+    if (control < 0) return fault_set(f, errno, "open loop-control"), -1;
+    for (int attempt = 0; attempt < 64; attempt++) {
+        int n = ioctl(control, LOOP_CTL_GET_FREE);
+        if (n < 0) return fault_set(f, errno, "find a loop device"), -1;
+        snprintf(path, room, "/dev/loop%d", n);
+        cleanup_fd int loop = open(path, O_RDWR | O_CLOEXEC);
+        struct loop_config config = {.fd = (uint32_t)image, .block_size = 4096};
+        config.info.lo_flags = LO_FLAGS_AUTOCLEAR;
+        if (loop >= 0 && !ioctl(loop, LOOP_CONFIGURE, &config)) return steal_fd(&loop);
+        if (errno != EBUSY && errno != ENXIO) return fault_set(f, errno, "configure loop device"), -1;
+        usleep(200u << (attempt < 8 ? attempt : 8)); /* another box took it in between */
+    }
+    return fault_set(f, EBUSY, "configure loop device"), -1;
+}
+
+static const char *disk_point(char *path, size_t room) {
+    snprintf(path, room, "%s/disk", box.stage);
+    return path;
+}
+
+bool disk_make_dirs(const char *root, bool outside, struct fault *f) {
+    uid_t uid = box.uid + (outside ? box.uid_base : 0);
+    gid_t gid = box.gid + (outside ? box.uid_base : 0);
+    const struct json *dirs = json_get(box.spec, "disk_dirs");
+    cleanup_fd int d = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (d < 0) return fault_set(f, errno, "open disk");
+    for (const struct json *j = dirs ? dirs->child : NULL; j; j = j->next) {
+        const struct json *name = j->child, *mode = name ? name->next : NULL;
+        if (!mode || name->type != J_STR || mode->type != J_NUM) return fault_set(f, EINVAL, "launch: disk_dirs");
+        if (mkdirat(d, name->str, 0700) && errno != EEXIST) return fault_set(f, errno, "make /%s", name->str);
+        if (box.user_mode != USER_NONE && fchownat(d, name->str, uid, gid, AT_SYMLINK_NOFOLLOW))
+            return fault_set(f, errno, "own /%s", name->str);
+        if (fchmodat(d, name->str, (mode_t)mode->num, 0)) return fault_set(f, errno, "mode of /%s", name->str);
+    }
+    return true;
+}
+
+bool disk_mount(struct fault *f) {
+    char point[4200], device[32];
+    const struct json *disk = json_get(box.spec, "disk");
+    if (!strcmp(box.disk_kind, "dir")) {
+        if (!box.disk_path) return fault_set(f, EINVAL, "launch: disk.path is missing");
+        if (mkdir(box.disk_path, 0711) && errno != EEXIST) return fault_set(f, errno, "make disk directory");
+        return disk_make_dirs(box.disk_path, true, f);
+    }
+    if (strcmp(box.disk_kind, "loop")) return true; /* tmpfs: pid 1 mounts it */
+    const char *template = json_str(disk, "template"), *dir = json_str(disk, "dir");
+    if (!template || !dir) return fault_set(f, EINVAL, "launch: disk.template or disk.dir is missing");
+    cleanup_fd int image = copy_image(template, dir, f);
+    if (image < 0) return false;
+    cleanup_fd int loop = attach_loop(image, device, sizeof device, f);
+    if (loop < 0) return false;
+    if (mount(device, disk_point(point, sizeof point), "ext4", MS_NOSUID | MS_NODEV, "noinit_itable,nobarrier,errors=continue"))
+        return fault_set(f, errno, "mount disk");
+    return disk_make_dirs(point, true, f);
+}
+
+bool disk_mount_tmpfs(struct fault *f) {
+    char point[4200], options[128];
+    const struct json *disk = json_get(box.spec, "disk");
+    if (strcmp(box.disk_kind, "tmpfs")) return true;
+    snprintf(options, sizeof options, "size=%.0f,nr_inodes=%.0f,mode=0755", json_num(disk, "size", 1 << 30), json_num(disk, "inodes", 65536) + 8);
+    if (mount("tmpfs", disk_point(point, sizeof point), "tmpfs", MS_NOSUID | MS_NODEV, options))
+        return fault_set(f, errno, "mount disk");
+    return disk_make_dirs(point, false, f);
+}

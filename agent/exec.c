@@ -1,0 +1,446 @@
+/* Execs: one run of a program, what it wrote, how it ended. All of it outlives the connection that asked for it. */
+#include "keeper.h"
+#include <signal.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+static struct exec *by_id(const char *id) {
+    for (struct exec *e = keeper.execs; e; e = e->next)
+        if (id && !strcmp(e->id, id)) return e;
+    return NULL;
+}
+
+struct exec *exec_by_no(uint32_t no) {
+    for (struct exec *e = keeper.execs; e; e = e->next)
+        if (e->no == no) return e;
+    return NULL;
+}
+
+int execs_running(void) {
+    int n = 0;
+    for (struct exec *e = keeper.execs; e; e = e->next) n += e->state != E_ENDED;
+    return n;
+}
+
+static void release(struct exec *e) {
+    for (struct conn *c = keeper.conns; c; c = c->next)
+        if (c->exec == e) { c->exec = NULL; c->closing = true; }
+    for (struct exec **p = &keeper.execs; *p; p = &(*p)->next)
+        if (*p == e) { *p = e->next; break; }
+    if (!e->tty) drop_fd(&e->in);
+    drop_fd(&e->out[0]);
+    drop_fd(&e->out[1]);
+    drop_fd(&e->status_fd);
+    drop_fd(&e->carry_fd);
+    output_close(&e->output[0]);
+    output_close(&e->output[1]);
+    buf_free(&e->input);
+    buf_free(&e->carry);
+    buf_free(&e->argv);
+    ctl_tell(&(struct ctl){.command = C_FORGET, .no = e->no}, NULL, 0);
+    free(e);
+}
+
+static bool watched(const struct exec *e) {
+    for (struct conn *c = keeper.conns; c; c = c->next)
+        if (c->exec == e) return true;
+    return false;
+}
+
+/* Room for one more: the oldest finished exec goes first. */
+static bool make_room(void) {
+    int n = 0;
+    uint64_t kept = 0;
+    struct exec *oldest = NULL;
+    for (struct exec *e = keeper.execs; e; e = e->next, n++) {
+        if (e->state != E_ENDED || watched(e)) continue;
+        kept += output_kept(&e->output[0]) + output_kept(&e->output[1]);
+        oldest = e; /* new ones are put in front */
+    }
+    if (n < MAX_EXECS && kept < MAX_KEPT) return true;
+    if (!oldest) return n < MAX_EXECS;
+    release(oldest);
+    return make_room();
+}
+
+static bool valid_id(const char *id) {
+    size_t n = id ? strlen(id) : 0;
+    return n && n <= 64 && strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == n;
+}
+
+static int memfd_with(const char *text, size_t n) {
+    cleanup_fd int fd = memfd_create("request", MFD_CLOEXEC);
+    return fd >= 0 && write_full(fd, text, n) ? steal_fd(&fd) : -1;
+}
+
+static void remember_argv(struct exec *e, const struct json *argv) {
+    buf_add(&e->argv, "[", 1);
+    for (const struct json *a = argv ? argv->child : NULL; a && e->argv.n < 4096; a = a->next) {
+        if (a != argv->child) buf_add(&e->argv, ",", 1);
+        if (a->type == J_STR) buf_json_string(&e->argv, a->str, a->len < 1024 ? a->len : 1024);
+    }
+    buf_add(&e->argv, "]", 1);
+}
+
+/* The program's ends go into fds, ours into e. */
+static bool make_pipes(struct exec *e, int fds[FD_ROLES], bool with_stdin, bool with_carry) {
+    int p[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p)) return false;
+    e->status_fd = p[0];
+    fds[FD_STATUS] = p[1];
+    set_nonblocking(e->status_fd, true);
+    for (int i = 0; i < 2 && !e->tty; i++) {
+        if (pipe2(p, O_CLOEXEC)) return false;
+        e->out[i] = p[0];
+        fds[FD_OUT + i] = p[1];
+        set_nonblocking(p[0], true);
+    }
+    if (with_stdin && !e->tty) {
+        if (pipe2(p, O_CLOEXEC)) return false;
+        e->in = p[1];
+        fds[FD_IN] = p[0];
+        set_nonblocking(p[1], true);
+    }
+    if (with_carry) {
+        if (pipe2(p, O_CLOEXEC)) return false;
+        e->carry_fd = p[0];
+        fds[FD_CARRY] = p[1];
+        set_nonblocking(p[0], true);
+    }
+    for (int i = FD_IN; i <= FD_ERR; i++)
+        if (fds[i] < 0 && (fds[i] = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0) return false;
+    return true;
+}
+
+static struct exec *new_exec(const char *id, const struct json *r) {
+    struct exec *e = xrealloc(NULL, sizeof *e);
+    *e = (struct exec){.status_fd = -1, .in = -1, .out = {-1, -1}, .carry_fd = -1, .no = ++keeper.next_no};
+    snprintf(e->id, sizeof e->id, "%s", id);
+    const char *keep = json_str(r, "keep"), *on_limit = json_str(r, "on_limit");
+    double limit = json_num(r, "limit", 10 << 20), timeout = json_num(r, "timeout", 0);
+    for (int i = 0; i < 2; i++) output_open(&e->output[i], limit < 1 ? 1 : (uint64_t)limit, keep && !strcmp(keep, "tail"));
+    e->tty = json_bool(r, "tty", false);
+    e->kill_on_limit = on_limit && !strcmp(on_limit, "kill");
+    e->started = now_ms();
+    if (timeout > 0) e->deadline = e->started + timeout * 1000;
+    e->oom_before = oom_kills();
+    remember_argv(e, json_get(r, "argv"));
+    e->next = keeper.execs;
+    keeper.execs = e;
+    return e;
+}
+
+void exec_start(struct conn *c, const struct json *r, const char *raw, size_t n) {
+    const char *id = json_str(r, "id");
+    int fds[FD_ROLES] = {-1, -1, -1, -1, -1, -1};
+    if (!valid_id(id)) return conn_error(c, "invalid", 0, "id", "an exec's id is 1 to 64 of A-Z a-z 0-9 _ -");
+    if (by_id(id)) return conn_error(c, "conflict", 0, "id", "an exec with this id exists");
+    if (!make_room()) return conn_error(c, "limit", 0, "execs", "256 execs are running in this sandbox already");
+    struct exec *e = new_exec(id, r);
+    bool carry = json_bool(r, "carry", false), ok = make_pipes(e, fds, json_bool(r, "stdin", false), carry);
+    fds[FD_REQUEST] = ok ? memfd_with(raw, n) : -1;
+    int err = errno;
+    if (fds[FD_REQUEST] >= 0) {
+        struct ctl m = {.command = C_SPAWN, .no = e->no, .kind = K_EXEC};
+        ctl_tell(&m, fds, carry ? FD_ROLES : FD_CARRY);
+        c->role = ROLE_EXEC;
+        c->exec = e;
+        c->may_input = true;
+    } else {
+        release(e);
+        conn_error(c, NULL, err, "prepare exec", NULL);
+    }
+    for (int i = 0; i < FD_ROLES; i++) drop_fd(&fds[i]);
+}
+
+void exec_attach(struct conn *c, const struct json *r) {
+    struct exec *e = by_id(json_str(r, "id"));
+    if (!e) return conn_error(c, "not_found", 0, "attach", "no exec with this id is remembered");
+    double at[2] = {json_num(r, "stdout", 0), json_num(r, "stderr", 0)};
+    for (int i = 0; i < 2; i++) {
+        if (at[i] < 0 || at[i] > (double)output_end(&e->output[i])) return conn_error(c, "invalid", 0, "attach", "the offset is beyond what was written");
+        c->sent[i] = (uint64_t)at[i];
+    }
+    c->role = ROLE_EXEC;
+    c->exec = e;
+    c->may_input = json_bool(r, "input", false);
+    conn_pump(c);
+}
+
+/* Nothing can go wrong with it any more: the program runs. */
+static void begun(struct exec *e) {
+    if (e->state == E_STARTING) e->state = E_RUNNING;
+    drop_fd(&e->status_fd);
+}
+
+static void start_failed(struct exec *e, int err, const char *stage) {
+    const char *code = !strcmp(stage, "exec") || !strcmp(stage, "chdir") ? NULL : err == EINVAL ? "invalid" : NULL;
+    for (struct conn *c = keeper.conns; c; c = c->next)
+        if (c->exec == e) { c->exec = NULL; conn_error(c, code, err, stage, NULL); }
+    release(e);
+}
+
+void exec_spawned(const struct ctl *m) {
+    struct exec *e = m->kind == K_EXEC ? exec_by_no(m->no) : NULL;
+    if (!e) return;
+    if (m->err) start_failed(e, m->err, "fork");
+    else e->pid = m->pid;
+}
+
+static const char *reason_of(const struct exec *e) {
+    bool signaled = WIFSIGNALED(e->status), by_kill = signaled && WTERMSIG(e->status) == SIGKILL;
+    if (e->cause && (signaled || e->grace_at > 0)) return e->cause;
+    if ((by_kill || (WIFEXITED(e->status) && WEXITSTATUS(e->status) == 128 + SIGKILL)) && oom_kills() > e->oom_before) return "oom_killed";
+    return signaled ? "signaled" : "exited";
+}
+
+/* Final once the main process is reaped and, if we set out to kill the tree, nobody of it is left. */
+static void settle(struct exec *e) {
+    if (e->state != E_EXITED || e->killing) return;
+    for (int i = 0; i < 2; i++)
+        if (e->out[i] >= 0) exec_readable(e, i); /* all it wrote is in the pipe by now */
+    if (e->carry_fd >= 0) exec_readable(e, 3);
+    drop_fd(&e->carry_fd);
+    e->reason = reason_of(e);
+    e->state = E_ENDED;
+    e->deadline = e->grace_at = 0;
+    if (!e->tty) drop_fd(&e->in);
+}
+
+static void exited(struct exec *e, int status, double cpu_ms, uint64_t rss) {
+    if (e->state == E_EXITED || e->state == E_ENDED) return;
+    e->status = status;
+    e->cpu_ms = cpu_ms;
+    e->rss = rss;
+    e->duration_ms = now_ms() - e->started;
+    e->state = E_EXITED;
+    settle(e);
+}
+
+void exec_exited(const struct ctl *m) {
+    struct exec *e = exec_by_no(m->no);
+    if (!e) return;
+    if (e->status_fd >= 0) exec_readable(e, 2); /* it may have failed before it became the program */
+    if (!(e = exec_by_no(m->no))) return;
+    if (!box.namespaces) { /* the shepherd is gone: the program's own exit came before, or somebody killed it */
+        if (e->state == E_STARTING) start_failed(e, ECHILD, "start");
+        else exited(e, m->status, m->cpu_ms, m->rss);
+        return;
+    }
+    exited(e, m->status, m->cpu_ms, m->rss);
+}
+
+void exec_killed(const struct ctl *m) {
+    struct exec *e = exec_by_no(m->no);
+    if (!e) return;
+    e->killing = false;
+    e->finished_kill = true;
+    settle(e);
+    for (struct conn *c = keeper.conns; c; c = c->next) {
+        if (c->role != ROLE_KILL || c->exec != e) continue;
+        struct buf b = {0};
+        buf_printf(&b, "{\"running\":%s}", c->was_running ? "true" : "false");
+        c->exec = NULL;
+        c->closing = true;
+        conn_json(c, F_REPLY, &b);
+        buf_free(&b);
+    }
+}
+
+/* Ends the whole tree. `cause` is what the exit will say, unless the program was quicker. */
+void exec_end(struct exec *e, const char *cause, int signal) {
+    if (e->state != E_ENDED && e->state != E_EXITED && !e->cause) e->cause = cause;
+    if (signal != SIGKILL) {
+        ctl_tell(&(struct ctl){.command = C_SIGNAL, .no = e->no, .kind = 1, .signal = signal}, NULL, 0);
+        return;
+    }
+    if (e->killing) return;
+    e->killing = true;
+    e->deadline = e->grace_at = 0;
+    ctl_tell(&(struct ctl){.command = C_KILL, .no = e->no}, NULL, 0);
+}
+
+void exec_tick(struct exec *e, double now) {
+    if (e->deadline > 0 && now >= e->deadline && e->state <= E_RUNNING) exec_end(e, "timed_out", SIGKILL);
+    if (e->grace_at > 0 && now >= e->grace_at) exec_end(e, "cancelled", SIGKILL);
+}
+
+static void read_status(struct exec *e) {
+    for (;;) {
+        struct status_message m;
+        int fd = -1, nfds = 1;
+        ssize_t n = recv_fds(e->status_fd, &m, sizeof m, &fd, &nfds);
+        if (n < 0 && errno == EAGAIN) return;
+        if (n != sizeof m) { begun(e); return; } /* closed by execve */
+        if (m.has_exit == -1 && nfds) {
+            set_nonblocking(fd, true);
+            e->in = e->out[0] = fd;
+        } else if (m.err) {
+            m.stage[sizeof m.stage - 1] = 0;
+            start_failed(e, m.err, m.stage);
+            return;
+        } else if (m.has_exit == 1) {
+            exited(e, m.status, m.cpu_ms, m.rss);
+        } else if (e->state == E_STARTING) e->state = E_RUNNING; /* a shepherd keeps this open for the exit */
+    }
+}
+
+static void read_carry(struct exec *e) {
+    char p[16384];
+    ssize_t n;
+    while ((n = RETRY(read(e->carry_fd, p, sizeof p))) > 0)
+        if (e->carry.n + (size_t)n <= MAX_CARRY) buf_add(&e->carry, p, (size_t)n);
+    if (!n) drop_fd(&e->carry_fd);
+}
+
+void exec_readable(struct exec *e, int which) {
+    static char p[65536];
+    if (which == 2) { read_status(e); return; }
+    if (which == 3) { read_carry(e); return; }
+    for (int turns = 0; turns < 16; turns++) { /* a flood gets its turn, not the whole loop */
+        ssize_t n = RETRY(read(e->out[which], p, sizeof p));
+        if (n < 0 && errno == EAGAIN) return;
+        if (n <= 0) { /* EIO: the last holder of the terminal left */
+            if (e->tty) e->in = -1;
+            drop_fd(&e->out[which]);
+            return;
+        }
+        output_add(&e->output[which], p, (size_t)n);
+        if (e->kill_on_limit && e->output[which].total > e->output[which].limit && e->state <= E_RUNNING) exec_end(e, "output_limit", SIGKILL);
+    }
+}
+
+void exec_flush_input(struct exec *e) {
+    while (e->input.n && e->in >= 0) {
+        ssize_t n = RETRY(write(e->in, e->input.p, e->input.n));
+        if (n < 0 && errno == EAGAIN) return;
+        if (n <= 0) { e->input.n = 0; break; } /* it does not read any more; what it did not take is lost, as in a pipe */
+        memmove(e->input.p, e->input.p + n, e->input.n - (size_t)n);
+        e->input.n -= (size_t)n;
+    }
+    if (e->stdin_eof && !e->input.n && !e->tty) drop_fd(&e->in);
+}
+
+static void add_input(struct exec *e, const void *p, size_t n) {
+    if (e->state == E_ENDED || (e->in < 0 && !e->tty && e->state != E_STARTING)) return;
+    buf_add(&e->input, p, n);
+    if (e->in >= 0) exec_flush_input(e);
+}
+
+static void end_input(struct exec *e) {
+    if (e->tty) add_input(e, "\004", 1);
+    else {
+        e->stdin_eof = true;
+        exec_flush_input(e);
+    }
+}
+
+static void resize(struct exec *e, double rows, double cols) {
+    struct winsize w = {.ws_row = (unsigned short)rows, .ws_col = (unsigned short)cols};
+    if (e->tty && e->out[0] >= 0) ioctl(e->out[0], TIOCSWINSZ, &w);
+}
+
+static void obey_control(struct conn *c, struct exec *e, const struct json *r) {
+    const struct json *size = json_get(r, "resize");
+    const char *name = json_str(r, "signal");
+    int signal = signal_number(name);
+    if (name && !signal) return conn_error(c, "invalid", 0, "signal", "unknown signal");
+    if (size && size->child && size->child->next) resize(e, size->child->num, size->child->next->num);
+    if (!signal || e->state == E_ENDED) return;
+    bool tree = json_bool(r, "tree", false);
+    if (signal == SIGKILL) exec_end(e, "cancelled", SIGKILL);
+    else if (!tree && e->tty && (signal == SIGINT || signal == SIGQUIT || signal == SIGTSTP) && e->out[0] >= 0) ioctl(e->out[0], TIOCSIG, signal);
+    else ctl_tell(&(struct ctl){.command = C_SIGNAL, .no = e->no, .kind = tree, .signal = signal}, NULL, 0);
+}
+
+void exec_frame(struct conn *c) {
+    struct exec *e = c->exec;
+    if (!e || !c->may_input) return conn_error(c, "protocol", 0, "frame", "this connection only listens");
+    if (c->h.type == F_DATA) add_input(e, c->payload, c->h.length);
+    else if (c->h.type == F_EOF && c->role == ROLE_INPUT && c->h.stream == S_FILE) conn_reply(c);
+    else if (c->h.type == F_EOF) end_input(e);
+    else if (c->h.type == F_CONTROL) {
+        cleanup_free struct json *r = json_parse(c->payload, c->h.length);
+        if (!r) return conn_error(c, "protocol", 0, "control", "not JSON");
+        obey_control(c, e, r);
+    } else conn_error(c, "protocol", 0, "frame", "unexpected frame type");
+}
+
+void exec_kill_request(struct conn *c, const struct json *r) {
+    struct exec *e = by_id(json_str(r, "id"));
+    const char *name = json_str(r, "signal");
+    int signal = name ? signal_number(name) : SIGKILL;
+    double grace = json_num(r, "grace", 0);
+    if (!e) return conn_error(c, "not_found", 0, "kill", "no exec with this id is remembered");
+    if (!signal) return conn_error(c, "invalid", 0, "kill", "unknown signal");
+    c->was_running = e->state <= E_RUNNING;
+    exec_end(e, signal == SIGKILL || grace > 0 ? "cancelled" : NULL, signal);
+    if (signal != SIGKILL) {
+        struct buf b = {0};
+        if (grace > 0 && e->state != E_ENDED) e->grace_at = now_ms() + grace * 1000;
+        buf_printf(&b, "{\"running\":%s}", c->was_running ? "true" : "false");
+        c->closing = true;
+        conn_json(c, F_REPLY, &b);
+        buf_free(&b);
+        return;
+    }
+    c->role = ROLE_KILL; /* answered when nobody is left */
+    c->exec = e;
+}
+
+void exec_input_request(struct conn *c, const struct json *r) {
+    struct exec *e = by_id(json_str(r, "id"));
+    const struct json *data = json_get(r, "data");
+    if (!e) return conn_error(c, "not_found", 0, "input", "no exec with this id is remembered");
+    if (e->state == E_ENDED) return conn_error(c, "gone", 0, "input", "the exec has ended");
+    if (e->in < 0 && e->state != E_STARTING) return conn_error(c, "invalid", 0, "input", "the exec has no open stdin");
+    if (!data && !json_bool(r, "eof", false)) { /* it follows in DATA frames */
+        c->role = ROLE_INPUT;
+        c->exec = e;
+        c->may_input = true;
+        return;
+    }
+    if (data && data->type == J_STR) {
+        if (e->input.n + data->len > 2 * MAX_STDIN) return conn_error(c, "busy", 0, "input", "the program does not read its stdin");
+        add_input(e, data->str, data->len);
+    }
+    if (json_bool(r, "eof", false)) end_input(e);
+    conn_reply(c);
+}
+
+void exec_resize_request(struct conn *c, const struct json *r) {
+    struct exec *e = by_id(json_str(r, "id"));
+    if (!e) return conn_error(c, "not_found", 0, "resize", "no exec with this id is remembered");
+    if (!e->tty) return conn_error(c, "invalid", 0, "resize", "the exec has no terminal");
+    resize(e, json_num(r, "rows", 24), json_num(r, "cols", 80));
+    conn_reply(c);
+}
+
+void exec_exit_json(struct buf *b, const struct exec *e) {
+    int signal = WIFSIGNALED(e->status) ? WTERMSIG(e->status) : 0;
+    buf_printf(b, "{\"reason\":\"%s\",\"exit_code\":%d,\"signal\":%d,\"duration_ms\":%.3f,\"cpu_ms\":%.3f,\"max_rss_bytes\":%llu,", e->reason,
+               signal ? 128 + signal : WEXITSTATUS(e->status), signal, e->duration_ms, e->cpu_ms, (unsigned long long)e->rss);
+    buf_printf(b, "\"stdout_bytes\":%llu,\"stderr_bytes\":%llu,\"stdout_truncated\":%s,\"stderr_truncated\":%s}", (unsigned long long)e->output[0].total,
+               (unsigned long long)e->output[1].total, e->output[0].total > e->output[0].limit ? "true" : "false",
+               e->output[1].total > e->output[1].limit ? "true" : "false");
+}
+
+void exec_list(struct conn *c) {
+    struct buf b = {0};
+    double now = now_ms();
+    buf_printf(&b, "{\"execs\":[");
+    for (struct exec *e = keeper.execs; e && b.n < MAX_PAYLOAD - 8192; e = e->next) {
+        buf_printf(&b, "%s{\"id\":\"%s\",\"pid\":%d,\"argv\":%.*s,\"tty\":%s,\"running\":%s,\"started_ms_ago\":%.3f,\"exit\":", e == keeper.execs ? "" : ",", e->id, (int)e->pid,
+                   (int)e->argv.n, e->argv.p, e->tty ? "true" : "false", e->state == E_ENDED ? "false" : "true", now - e->started);
+        if (e->state == E_ENDED) exec_exit_json(&b, e);
+        else buf_printf(&b, "null");
+        buf_printf(&b, ",\"stdout_bytes\":%llu,\"stderr_bytes\":%llu}", (unsigned long long)e->output[0].total, (unsigned long long)e->output[1].total);
+    }
+    buf_printf(&b, "]}");
+    c->closing = true;
+    conn_json(c, F_REPLY, &b);
+    buf_free(&b);
+}

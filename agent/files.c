@@ -1,0 +1,392 @@
+/* One file operation, in a process of its own, as the sandbox's user, with the sandbox's limits and filter. A planted
+ * symlink leads where that user could go anyway; a FIFO or a huge directory delays this process and no other. */
+#include "agent.h"
+#include <dirent.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/inotify.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+
+#define CHUNK (256u << 10)
+#define BATCH (192u << 10) /* bytes of JSON per EVENT of a listing */
+#define DEEPEST 128        /* levels of a recursive listing */
+
+static int conn = -1;
+static char chunk[CHUNK];
+
+/* After an error the client may still be sending: reading on lets it see our answer instead of a reset. */
+static void finish(void) {
+    shutdown(conn, SHUT_WR);
+    for (int i = 0; i < 4096 && RETRY(read(conn, chunk, sizeof chunk)) > 0; i++) {}
+    _exit(0);
+}
+
+static void refuse(int err, const char *stage) {
+    struct fault f;
+    fault_set(&f, err, "%s", stage);
+    frame_error(conn, &f, NULL);
+    finish();
+}
+
+static void refuse_as(const char *code, const char *stage, const char *message) {
+    struct fault f = {.err = 0, .code = code};
+    snprintf(f.stage, sizeof f.stage, "%s", stage);
+    frame_error(conn, &f, message);
+    finish();
+}
+
+static void reply(struct buf *b) {
+    if (!b->n) buf_add(b, "{}", 2);
+    frame_json(conn, F_REPLY, b);
+    finish();
+}
+
+static const char *path_of(const struct json *request, const char *key, char out[PATH_MAX]) {
+    const char *given = json_str(request, key);
+    if (!given || !*given) refuse_as("invalid", "path", "the path is missing, empty or has a NUL byte");
+    if (strlen(given) >= PATH_MAX - 64) refuse(ENAMETOOLONG, "path");
+    if (!box_path(given, out, PATH_MAX)) refuse_as("invalid", "path", "the path has a '..' component");
+    for (size_t n = strlen(out); n > 1 && out[n - 1] == '/'; n--) out[n - 1] = 0;
+    return out;
+}
+
+static const char *type_name(mode_t m) {
+    return S_ISREG(m) ? "file" : S_ISDIR(m) ? "dir" : S_ISLNK(m) ? "symlink" : S_ISFIFO(m) ? "fifo" : S_ISSOCK(m) ? "socket" : "device";
+}
+
+static void stat_json(struct buf *b, int dir, const char *name, const char *shown_name, const char *shown_path, const struct stat *st) {
+    char target[PATH_MAX];
+    buf_printf(b, "{\"name\":");
+    buf_json_string(b, shown_name, strlen(shown_name));
+    buf_printf(b, ",\"path\":");
+    buf_json_string(b, shown_path, strlen(shown_path));
+    buf_printf(b, ",\"type\":\"%s\",\"size\":%lld,\"mode\":%u,\"mtime\":%.6f,\"uid\":%u,\"gid\":%u,\"target\":", type_name(st->st_mode), (long long)st->st_size,
+               (unsigned)(st->st_mode & 07777), (double)st->st_mtim.tv_sec + (double)st->st_mtim.tv_nsec / 1e9, (unsigned)st->st_uid, (unsigned)st->st_gid);
+    ssize_t n = S_ISLNK(st->st_mode) ? readlinkat(dir, name, target, sizeof target) : -1;
+    if (n >= 0) buf_json_string(b, target, (size_t)n);
+    else buf_printf(b, "null");
+    buf_add(b, "}", 1);
+}
+
+static const char *last_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+static void reply_stat(const char *path, const char *shown, bool follow) {
+    struct stat st;
+    struct buf b = {0};
+    if (fstatat(AT_FDCWD, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW)) refuse(errno, "stat");
+    stat_json(&b, AT_FDCWD, path, last_name(shown), shown, &st);
+    reply(&b);
+}
+
+static void op_read(const struct json *r) {
+    char path[PATH_MAX];
+    struct stat st;
+    struct buf b = {0};
+    uint64_t sent = 0;
+    double offset = json_num(r, "offset", 0), length = json_num(r, "length", -1);
+    int fd = open(path_of(r, "path", path), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
+    if (fstat(fd, &st)) refuse(errno, "stat");
+    if (S_ISDIR(st.st_mode)) refuse(EISDIR, "open");
+    if (!S_ISREG(st.st_mode)) refuse_as("invalid", "open", "not a regular file");
+    if (offset > 0 && lseek(fd, (off_t)offset, SEEK_SET) < 0) refuse(errno, "seek");
+    buf_printf(&b, "{\"size\":%lld,\"mode\":%u,\"mtime\":%.6f}", (long long)st.st_size, (unsigned)(st.st_mode & 07777),
+               (double)st.st_mtim.tv_sec + (double)st.st_mtim.tv_nsec / 1e9);
+    if (!frame_json(conn, F_EVENT, &b)) _exit(0);
+    while (length < 0 || (double)sent < length) {
+        size_t want = length < 0 || length - (double)sent > CHUNK ? CHUNK : (size_t)(length - (double)sent);
+        ssize_t n = RETRY(read(fd, chunk, want));
+        if (n < 0) refuse(errno, "read");
+        if (!n) break;
+        if (!frame_write(conn, F_DATA, S_FILE, (uint64_t)offset + sent, chunk, (size_t)n)) _exit(0);
+        sent += (uint64_t)n;
+    }
+    buf_printf(&b, "{\"bytes\":%llu}", (unsigned long long)sent);
+    reply(&b);
+}
+
+static bool make_parents(char *path) {
+    for (char *p = path + 1; (p = strchr(p, '/')); p++) {
+        *p = 0;
+        bool ok = !mkdir(path, 0755) || errno == EEXIST;
+        *p = '/';
+        if (!ok) return false;
+    }
+    return true;
+}
+
+/* Copies DATA frames to fd until EOF. A client that leaves before EOF leaves no file. */
+static void receive_file(int fd, const char *temporary) {
+    struct header h;
+    for (;;) {
+        unsigned char raw[HEADER_SIZE];
+        bool ok = read_full(conn, raw, sizeof raw);
+        if (ok) header_unpack(&h, raw);
+        if (!ok || h.length > MAX_PAYLOAD || (h.type != F_DATA && h.type != F_EOF)) {
+            if (temporary) unlink(temporary);
+            if (!ok) _exit(0);
+            refuse_as("protocol", "write", "expected data");
+        }
+        if (h.type == F_EOF) return;
+        for (uint32_t left = h.length; left;) {
+            ssize_t n = RETRY(read(conn, chunk, left < CHUNK ? left : CHUNK));
+            if (n <= 0) {
+                if (temporary) unlink(temporary);
+                _exit(0);
+            }
+            left -= (uint32_t)n;
+            for (ssize_t at = 0; at < n;) {
+                ssize_t put = RETRY(write(fd, chunk + at, (size_t)(n - at)));
+                if (put < 0) {
+                    int err = errno;
+                    if (temporary) unlink(temporary);
+                    refuse(err, "write");
+                }
+                at += put;
+            }
+        }
+    }
+}
+
+static void append_file(const struct json *r, const char *path, mode_t mode) {
+    struct stat st;
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
+    if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) refuse_as("invalid", "open", "not a regular file");
+    receive_file(fd, NULL);
+    reply_stat(path, json_str(r, "path"), true);
+}
+
+static void op_write(const struct json *r) {
+    char path[PATH_MAX], real[PATH_MAX], temporary[PATH_MAX + 40];
+    struct stat st;
+    double given = json_num(r, "mode", -1);
+    mode_t mode = given < 0 ? 0644 : (mode_t)given & 0777;
+    path_of(r, "path", path);
+    if (json_bool(r, "parents", true) && !make_parents(path)) refuse(errno, "mkdir");
+    if (json_bool(r, "append", false)) append_file(r, path, mode);
+    bool exists = !lstat(path, &st);
+    if (exists && json_bool(r, "exclusive", false)) refuse(EEXIST, "open");
+    if (exists && S_ISLNK(st.st_mode) && realpath(path, real)) { /* replace what it points to, not the link */
+        memcpy(path, real, sizeof path);
+        exists = !lstat(path, &st);
+    }
+    if (exists && S_ISDIR(st.st_mode)) refuse(EISDIR, "open");
+    if (exists && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode)) refuse_as("invalid", "open", "not a regular file");
+    if (exists && given < 0) mode = st.st_mode & 0777;
+    const char *slash = strrchr(path, '/');
+    snprintf(temporary, sizeof temporary, "%.*s/.capsule-write-%d", (int)(slash - path), path, (int)getpid());
+    unlink(temporary);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) refuse(errno, "open");
+    receive_file(fd, temporary);
+    bool moved = !fchmod(fd, mode) && !(json_bool(r, "exclusive", false) ? link(temporary, path) || unlink(temporary) : rename(temporary, path));
+    if (!moved) {
+        int err = errno;
+        unlink(temporary);
+        refuse(err, "rename");
+    }
+    reply_stat(path, json_str(r, "path"), false);
+}
+
+struct listing { struct buf b; double left; bool truncated, recursive; int count; };
+
+static void flush_entries(struct listing *l) {
+    if (!l->count) return;
+    buf_add(&l->b, "]}", 2);
+    if (!frame_json(conn, F_EVENT, &l->b)) _exit(0);
+    l->count = 0;
+}
+
+static void list_dir(struct listing *l, int dir, const char *prefix, int depth) {
+    DIR *d = fdopendir(dir);
+    if (!d) { close(dir); l->truncated = true; return; }
+    for (struct dirent *e; (e = readdir(d));) {
+        char shown[PATH_MAX];
+        struct stat st;
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+        if (l->left < 1) { l->truncated = true; break; }
+        if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW)) continue; /* gone meanwhile */
+        if ((size_t)snprintf(shown, sizeof shown, "%s%s", prefix, e->d_name) >= sizeof shown - 2) { l->truncated = true; continue; }
+        buf_printf(&l->b, l->count++ ? "," : "{\"entries\":[");
+        stat_json(&l->b, dirfd(d), e->d_name, e->d_name, shown, &st);
+        l->left--;
+        if (l->b.n > BATCH) flush_entries(l);
+        if (!l->recursive || !S_ISDIR(st.st_mode)) continue;
+        int sub = depth < DEEPEST ? openat(dirfd(d), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+        if (sub < 0) { l->truncated = true; continue; }
+        strcat(shown, "/");
+        list_dir(l, sub, shown, depth + 1);
+    }
+    closedir(d);
+}
+
+static void op_list(const struct json *r) {
+    char path[PATH_MAX];
+    struct listing l = {.left = json_num(r, "limit", 100000), .recursive = json_bool(r, "recursive", false)};
+    int dir = open(path_of(r, "path", path), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
+    if (dir < 0) refuse(errno, "open");
+    list_dir(&l, dir, "", 0);
+    flush_entries(&l);
+    buf_printf(&l.b, "{\"truncated\":%s}", l.truncated ? "true" : "false");
+    reply(&l.b);
+}
+
+static void op_mkdir(const struct json *r) {
+    char path[PATH_MAX];
+    struct stat st;
+    struct buf b = {0};
+    bool parents = json_bool(r, "parents", true);
+    mode_t mode = (mode_t)json_num(r, "mode", 0755) & 0777;
+    path_of(r, "path", path);
+    if (parents && !make_parents(path)) refuse(errno, "mkdir");
+    if (mkdir(path, mode)) {
+        int err = errno;
+        if (!parents || stat(path, &st) || !S_ISDIR(st.st_mode)) refuse(err, "mkdir");
+    } else if (chmod(path, mode)) refuse(errno, "chmod");
+    reply(&b);
+}
+
+static void op_move(const struct json *r) {
+    char from[PATH_MAX], to[PATH_MAX];
+    struct buf b = {0};
+    path_of(r, "from", from);
+    path_of(r, "to", to);
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, json_bool(r, "overwrite", true) ? 0 : 1 /* NOREPLACE */)) refuse(errno, "rename");
+    reply(&b);
+}
+
+static void op_remove(const struct json *r) {
+    char path[PATH_MAX];
+    struct buf b = {0};
+    struct stat st;
+    path_of(r, "path", path);
+    if (lstat(path, &st)) refuse(errno, "remove");
+    bool ok = S_ISDIR(st.st_mode) ? (json_bool(r, "recursive", false) ? remove_tree(AT_FDCWD, path) : !rmdir(path)) : !unlink(path);
+    if (!ok) refuse(errno, "remove");
+    reply(&b);
+}
+
+static void op_chmod(const struct json *r) {
+    char path[PATH_MAX];
+    struct buf b = {0};
+    if (chmod(path_of(r, "path", path), (mode_t)json_num(r, "mode", 0644) & 0777)) refuse(errno, "chmod");
+    reply(&b);
+}
+
+static void op_symlink(const struct json *r) {
+    char path[PATH_MAX];
+    struct buf b = {0};
+    const char *target = json_str(r, "target");
+    if (!target || !*target) refuse_as("invalid", "symlink", "the target is missing, empty or has a NUL byte");
+    if (symlink(target, path_of(r, "path", path))) refuse(errno, "symlink");
+    reply(&b);
+}
+
+#define MAX_WATCHES 8192
+static struct { int wd; char *path; } *watches;
+static int nwatches;
+
+static void add_watch(int fd, const char *real, const char *shown, bool recursive, int depth) {
+    int wd = nwatches < MAX_WATCHES ? inotify_add_watch(fd, real, IN_CREATE | IN_CLOSE_WRITE | IN_MODIFY | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_ATTRIB | IN_DELETE_SELF | IN_EXCL_UNLINK | (depth ? IN_DONT_FOLLOW : 0)) : -1;
+    if (wd < 0) {
+        if (!depth) refuse(errno, "watch");
+        return;
+    }
+    watches = xrealloc(watches, (size_t)(nwatches + 1) * sizeof *watches);
+    watches[nwatches].wd = wd;
+    watches[nwatches++].path = strdup(shown);
+    DIR *d = recursive && depth < DEEPEST ? opendir(real) : NULL;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char sub[PATH_MAX], name[PATH_MAX];
+        struct stat st;
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISDIR(st.st_mode)) continue;
+        if (snprintf(sub, sizeof sub, "%s/%s", real, e->d_name) < PATH_MAX && snprintf(name, sizeof name, "%s%s/", shown, e->d_name) < PATH_MAX)
+            add_watch(fd, sub, name, true, depth + 1);
+    }
+    if (d) closedir(d);
+}
+
+static const char *change_name(uint32_t mask) {
+    return mask & IN_Q_OVERFLOW ? "overflow" : mask & IN_CREATE ? "create" : mask & (IN_CLOSE_WRITE | IN_MODIFY) ? "write"
+         : mask & (IN_DELETE | IN_DELETE_SELF) ? "remove" : mask & (IN_MOVED_FROM | IN_MOVED_TO) ? "rename" : "chmod";
+}
+
+static void report_change(int fd, const char *root, const struct inotify_event *e, bool recursive) {
+    struct buf b = {0};
+    char shown[PATH_MAX], real[PATH_MAX];
+    const char *prefix = "";
+    for (int i = 0; i < nwatches; i++)
+        if (watches[i].wd == e->wd) prefix = watches[i].path;
+    if (e->mask & IN_IGNORED) return;
+    if (snprintf(shown, sizeof shown, "%s%s", prefix, e->len ? e->name : "") >= PATH_MAX) return;
+    buf_printf(&b, "{\"change\":\"%s\",\"path\":", change_name(e->mask));
+    buf_json_string(&b, shown, strlen(shown));
+    buf_printf(&b, ",\"dir\":%s}", e->mask & IN_ISDIR ? "true" : "false");
+    if (!frame_json(conn, F_EVENT, &b)) _exit(0);
+    buf_free(&b);
+    if (!recursive || !(e->mask & IN_ISDIR) || !(e->mask & (IN_CREATE | IN_MOVED_TO))) return;
+    if (snprintf(real, sizeof real, "%s/%s", root, shown) < PATH_MAX && strlen(shown) + 2 < PATH_MAX)
+        add_watch(fd, real, strcat(shown, "/"), true, 1);
+}
+
+static void op_watch(const struct json *r) {
+    char path[PATH_MAX];
+    struct buf b = {0};
+    bool recursive = json_bool(r, "recursive", false);
+    int fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    if (fd < 0) refuse(errno, "watch");
+    add_watch(fd, path_of(r, "path", path), "", recursive, 0);
+    buf_add(&b, "{}", 2);
+    if (!frame_json(conn, F_REPLY, &b)) _exit(0);
+    for (;;) {
+        struct pollfd p[2] = {{fd, POLLIN, 0}, {conn, POLLIN | POLLRDHUP, 0}};
+        if (poll(p, 2, -1) < 0 && errno != EINTR) _exit(0);
+        if (p[1].revents) _exit(0); /* the client says nothing while it watches: this is its leaving */
+        ssize_t n = read(fd, chunk, sizeof chunk);
+        for (ssize_t at = 0; at < n;) {
+            const struct inotify_event *e = (const struct inotify_event *)(chunk + at);
+            report_change(fd, path, e, recursive);
+            at += (ssize_t)(sizeof *e + e->len);
+        }
+    }
+}
+
+void file_main(int request_fd, int conn_fd) {
+    static const struct { const char *name; void (*run)(const struct json *); } ops[] = {
+        {"read", op_read}, {"write", op_write}, {"list", op_list}, {"mkdir", op_mkdir}, {"move", op_move},
+        {"remove", op_remove}, {"chmod", op_chmod}, {"symlink", op_symlink}, {"watch", op_watch}};
+    struct fault f = {0};
+    struct stat st;
+    struct timeval patience = {60, 0};
+    char path[PATH_MAX];
+    conn = conn_fd;
+    close_all_but(conn, request_fd, -1, -1);
+    set_nonblocking(conn, false);
+    setsockopt(conn, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(conn, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    for (int s = 1; s < NSIG; s++) signal(s, SIG_DFL);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is EFBIG, not our death */
+    if (fstat(request_fd, &st)) _exit(1);
+    char *text = mmap(NULL, (size_t)st.st_size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE, request_fd, 0);
+    struct json *r = text == MAP_FAILED ? NULL : json_parse(text, (size_t)st.st_size);
+    if (!r) _exit(1);
+    if (!confine(&f)) { frame_error(conn, &f, NULL); finish(); }
+    for (int i = 0; i < box.ncgroups; i++) drop_fd(&box.cgroup_fds[i]);
+    if (chdir("/")) _exit(1);
+    const char *op = json_str(r, "op");
+    if (!strcmp(op, "stat")) reply_stat(path_of(r, "path", path), json_str(r, "path"), json_bool(r, "follow", false));
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        if (!strcmp(op, ops[i].name)) ops[i].run(r);
+    refuse_as("unsupported", "op", "unknown operation");
+    _exit(0);
+}

@@ -1,0 +1,212 @@
+/* pid 1 of the box (without namespaces: an ordinary process in its place). It reaps, it forks, it kills trees.
+ * It parses nothing and holds nothing a program wrote, so there is little to attack; no signal from inside
+ * reaches it, and it is the one process of ours that a program could even name. */
+#include "agent.h"
+#include <arpa/inet.h>
+#include <grp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+struct task { uint32_t no; pid_t pid; uint64_t tag; bool alive, killing; };
+
+static int ctl = -1, signals = -1;
+static struct task *tasks;
+static size_t ntasks, room;
+static double forked_cpu_ms; /* of processes already reaped */
+
+static void tell(const struct ctl *m, const int *fds, int nfds) {
+    if (!send_fds(ctl, m, sizeof *m, fds, nfds)) _exit(1); /* no keeper, no box */
+}
+
+static struct task *find(uint32_t no) {
+    for (size_t i = 0; i < ntasks; i++)
+        if (tasks[i].no == no) return &tasks[i];
+    return NULL;
+}
+
+static void add_task(uint32_t no, pid_t pid) {
+    uint64_t tag = box.namespaces ? sweep_tag(pid) : 0;
+    for (size_t i = 0; i < ntasks; i++) /* a number is only given again when its namespace is dead */
+        if (tasks[i].tag == tag) tasks[i].tag = 0;
+    if (ntasks == room) tasks = xrealloc(tasks, (room = room ? room * 2 : 16) * sizeof *tasks);
+    tasks[ntasks++] = (struct task){.no = no, .pid = pid, .tag = tag, .alive = true};
+}
+
+static void run_child(const struct ctl *m, const int *fds, int nfds) {
+    close(ctl);
+    close(signals);
+    if (m->kind == K_FILE) file_main(fds[0], fds[1]);
+    if (box.namespaces) program_main(fds, nfds);
+    shepherd_main(fds, nfds);
+}
+
+static void spawn(const struct ctl *m, const int *fds, int nfds) {
+    struct ctl reply = {.command = C_SPAWNED, .no = m->no, .kind = m->kind};
+    unsigned long flags = SIGCHLD | (m->kind == K_EXEC && box.namespaces ? CLONE_NEWUTS : 0);
+    pid_t pid = nfds >= (m->kind == K_FILE ? 2 : FD_CARRY) ? (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0) : (errno = EPROTO, -1);
+    if (!pid) run_child(m, fds, nfds);
+    if (pid < 0) reply.err = errno;
+    else if (m->kind == K_EXEC) add_task(m->no, pid);
+    reply.pid = pid;
+    tell(&reply, NULL, 0);
+}
+
+static void reap(void) {
+    struct rusage u;
+    int status;
+    pid_t pid;
+    while ((pid = wait4(-1, &status, WNOHANG, &u)) > 0) {
+        double cpu = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e3 + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
+        forked_cpu_ms += cpu;
+        for (size_t i = 0; i < ntasks; i++) {
+            if (!tasks[i].alive || tasks[i].pid != pid) continue;
+            struct ctl m = {.command = C_EXITED, .no = tasks[i].no, .pid = pid, .status = status, .cpu_ms = cpu, .rss = (uint64_t)u.ru_maxrss * 1024};
+            tasks[i].alive = false;
+            if (!box.namespaces) tasks[i].pid = 0;
+            tell(&m, NULL, 0);
+        }
+    }
+}
+
+/* Kill passes until one finds nobody. Between passes the loop answers the keeper, so a fork bomb delays no one. */
+static bool continue_kills(void) {
+    bool more = false;
+    for (size_t i = 0; i < ntasks; i++) {
+        if (!tasks[i].killing) continue;
+        int found = 0;
+        for (int pass = 0; pass < 3 && (found = sweep_signal(tasks[i].tag, tasks[i].pid, SIGKILL)); pass++) reap();
+        if (found) { more = true; continue; }
+        struct ctl m = {.command = C_KILLED, .no = tasks[i].no};
+        tasks[i].killing = false;
+        tell(&m, NULL, 0);
+    }
+    return more;
+}
+
+static void signal_task(const struct ctl *m) {
+    struct task *t = find(m->no);
+    if (!t) return;
+    if (m->kind || !box.namespaces) sweep_signal(t->tag, t->pid, m->signal);
+    else if (t->alive) kill(-t->pid, m->signal); /* every exec leads a session of its own */
+}
+
+static void forget(uint32_t no) {
+    struct task *t = find(no);
+    if (t) *t = tasks[--ntasks];
+}
+
+/* Sockets belong to the network namespace they are made in; the keeper gets the descriptor. kind: 0 dial, 1 listen, 2 dial ::1 */
+static void make_socket(const struct ctl *m) {
+    struct ctl reply = {.command = C_SOCKETED, .no = m->no, .kind = m->kind};
+    struct sockaddr_in a4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)m->port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)m->port), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    const struct sockaddr *a = m->kind == 2 ? (struct sockaddr *)&a6 : (struct sockaddr *)&a4;
+    socklen_t n = m->kind == 2 ? sizeof a6 : sizeof a4;
+    int on = 1;
+    cleanup_fd int s = box.namespaces ? socket(m->kind == 2 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0) : (errno = EOPNOTSUPP, -1);
+    if (s < 0) reply.err = errno;
+    else if (m->kind == 1) {
+        setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (bind(s, a, n) || listen(s, 64)) reply.err = errno;
+    } else if (connect(s, a, n) && errno != EINPROGRESS) reply.err = errno;
+    tell(&reply, &s, reply.err ? 0 : 1);
+}
+
+static void answer_count(uint32_t no) {
+    struct tally t;
+    sweep_count(&t);
+    struct ctl m = {.command = C_COUNTED, .no = no, .status = t.processes, .cpu_ms = t.cpu_ms + forked_cpu_ms, .rss = t.rss};
+    tell(&m, NULL, 0);
+}
+
+static void obey(const struct ctl *m, const int *fds, int nfds) {
+    struct task *t;
+    switch (m->command) {
+    case C_SPAWN: spawn(m, fds, nfds); break;
+    case C_KILL:
+        if ((t = find(m->no))) t->killing = true;
+        else tell(&(struct ctl){.command = C_KILLED, .no = m->no}, NULL, 0);
+        break;
+    case C_SIGNAL: signal_task(m); break;
+    case C_FORGET: forget(m->no); break;
+    case C_SOCKET: make_socket(m); break;
+    case C_COUNT: answer_count(m->no); break;
+    }
+    for (int i = 0; i < nfds; i++) close(fds[i]);
+}
+
+/* The keeper is gone. As pid 1 our exit takes everyone along; otherwise they must be hunted down. */
+static void end_box(void) {
+    if (!box.namespaces)
+        for (int pass = 0; pass < 1000 && sweep_signal(0, getpid(), SIGKILL); pass++) {
+            while (waitpid(-1, NULL, WNOHANG) > 0) {}
+            usleep(1000);
+        }
+    _exit(0);
+}
+
+static void loop(void) {
+    for (;;) {
+        struct pollfd p[2] = {{ctl, POLLIN, 0}, {signals, POLLIN, 0}};
+        bool killing = continue_kills();
+        if (poll(p, 2, killing ? 1 : -1) < 0 && errno != EINTR) _exit(1);
+        if (p[1].revents) {
+            struct signalfd_siginfo s;
+            (void)!read(signals, &s, sizeof s);
+            reap();
+        }
+        if (!p[0].revents) continue;
+        struct ctl m;
+        int fds[FD_ROLES], nfds = FD_ROLES;
+        ssize_t n = recv_fds(ctl, &m, sizeof m, fds, &nfds);
+        if (n <= 0) end_box();
+        if (n == sizeof m) obey(&m, fds, nfds);
+    }
+}
+
+static bool enter(int *disk_fd, struct fault *f) {
+    int proc_fd = -1;
+    if (!box.namespaces) {
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        sweep_open(-1);
+        return true;
+    }
+    if (box.user_mode == USER_RANGE && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return fault_set(f, errno, "become root of the box");
+    if (!rootfs_enter(disk_fd, &proc_fd, f)) return false;
+    sweep_open(proc_fd);
+    return landlock_apply(f);
+}
+
+void init_main(int ctl_fd) {
+    struct ctl m = {0};
+    struct fault f = {0};
+    int disk_fd = -1;
+    sigset_t all;
+    ctl = ctl_fd;
+    close_all_but(ctl, -1, -1, -1);
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, NULL);
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (recv_fds(ctl, &m, sizeof m, NULL, NULL) != sizeof m || m.command != C_GO) _exit(1);
+    bool ok = enter(&disk_fd, &f);
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); /* a change of user would have cleared it */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    m = (struct ctl){.command = ok ? C_READY : C_FAILED, .err = f.err};
+    memcpy(m.stage, f.stage, sizeof m.stage);
+    tell(&m, &disk_fd, ok && disk_fd >= 0 ? 1 : 0);
+    if (!ok) _exit(1);
+    drop_fd(&disk_fd);
+    loop();
+    _exit(0);
+}

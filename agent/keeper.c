@@ -1,0 +1,213 @@
+/* The keeper: outside the box, serving its wire. Programs cannot see it, signal it or reach its socket; when it dies,
+ * pid 1 dies, and the box with it.
+ *
+ * One poll loop, no threads. Everything it waits for: the listener, the connections, pid 1 (ctl), each exec's pipes. */
+#include "keeper.h"
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+struct keeper keeper;
+
+void ctl_tell(const struct ctl *m, const int *fds, int nfds) {
+    if (!keeper.init_dead && !send_fds(keeper.ctl, m, sizeof *m, fds, nfds)) keeper.init_dead = true;
+}
+
+static void counted(const struct ctl *m) {
+    for (struct conn *c = keeper.conns; c; c = c->next) {
+        if (c->role != ROLE_USAGE || c->ticket != m->no) continue;
+        struct buf b = {0};
+        usage_json(&b, keeper.disk_fd, m->status, m->cpu_ms, m->rss);
+        c->closing = true;
+        conn_json(c, F_REPLY, &b);
+        buf_free(&b);
+    }
+}
+
+static void hear_init(void) {
+    for (;;) {
+        struct ctl m;
+        int fd = -1, nfds = 1;
+        ssize_t n = recv_fds(keeper.ctl, &m, sizeof m, &fd, &nfds);
+        if (n < 0 && errno == EAGAIN) return;
+        if (n <= 0) { keeper.init_dead = true; return; }
+        if (!nfds) fd = -1;
+        switch (m.command) {
+        case C_SPAWNED: exec_spawned(&m); break;
+        case C_EXITED: exec_exited(&m); break;
+        case C_KILLED: exec_killed(&m); break;
+        case C_SOCKETED: net_socketed(&m, fd); break;
+        case C_COUNTED: counted(&m); break;
+        default: if (fd >= 0) close(fd);
+        }
+    }
+}
+
+/* Every process of the box is dead when this returns. */
+static void end_processes(void) {
+    close(keeper.ctl);
+    if (box.namespaces) kill(keeper.init, SIGKILL); /* the kernel takes everyone in its pid namespace along */
+    while (waitpid(keeper.init, NULL, 0) < 0 && errno == EINTR) {}
+}
+
+static void remove_box(void) {
+    char point[4200];
+    end_processes();
+    drop_fd(&keeper.disk_fd);
+    if (!strcmp(box.disk_kind, "loop")) {
+        snprintf(point, sizeof point, "%s/disk", box.stage);
+        umount2(point, MNT_DETACH);
+    }
+    remove_cgroups(box.cgroups, box.ncgroups);
+    if (!strcmp(box.disk_kind, "dir") && box.disk_path) remove_tree(AT_FDCWD, box.disk_path);
+    remove_tree(AT_FDCWD, box.dir);
+}
+
+static void shut_down(struct conn *asked) {
+    struct buf b = {0};
+    drop_fd(&keeper.listener);
+    remove_box();
+    buf_add(&b, "{}", 2);
+    if (asked) {
+        set_nonblocking(asked->fd, false);
+        conn_json(asked, F_REPLY, &b);
+    }
+    _exit(0);
+}
+
+static double next_event(void) {
+    double at = 0;
+    for (struct exec *e = keeper.execs; e; e = e->next) {
+        if (e->deadline > 0 && (at <= 0 || e->deadline < at)) at = e->deadline;
+        if (e->grace_at > 0 && (at <= 0 || e->grace_at < at)) at = e->grace_at;
+    }
+    for (size_t i = 0; i < sizeof keeper.pending / sizeof *keeper.pending; i++)
+        if (keeper.pending[i].expires > 0 && (at <= 0 || keeper.pending[i].expires < at)) at = keeper.pending[i].expires;
+    return at;
+}
+
+/* What a pollfd stands for. */
+struct watch { enum { W_LISTENER, W_CTL, W_SIGNALS, W_CONN, W_PEER, W_EXEC, W_INPUT } kind; void *what; int which; };
+static struct pollfd *fds;
+static struct watch *watches;
+static size_t nfds, room;
+
+static void add(int fd, short events, struct watch w) {
+    if (fd < 0) return;
+    if (nfds == room) {
+        room = room ? room * 2 : 32;
+        fds = xrealloc(fds, room * sizeof *fds);
+        watches = xrealloc(watches, room * sizeof *watches);
+    }
+    fds[nfds] = (struct pollfd){fd, events, 0};
+    watches[nfds++] = w;
+}
+
+static void gather(void) {
+    nfds = 0;
+    add(keeper.listener, POLLIN, (struct watch){W_LISTENER, NULL, 0});
+    add(keeper.ctl, POLLIN, (struct watch){W_CTL, NULL, 0});
+    add(keeper.signals, POLLIN, (struct watch){W_SIGNALS, NULL, 0});
+    for (struct exec *e = keeper.execs; e; e = e->next) {
+        add(e->out[0], (short)(POLLIN | (e->tty && e->input.n ? POLLOUT : 0)), (struct watch){W_EXEC, e, 0});
+        add(e->out[1], POLLIN, (struct watch){W_EXEC, e, 1});
+        add(e->status_fd, POLLIN, (struct watch){W_EXEC, e, 2});
+        add(e->carry_fd, POLLIN, (struct watch){W_EXEC, e, 3});
+        if (!e->tty && e->input.n) add(e->in, POLLOUT, (struct watch){W_INPUT, e, 0});
+    }
+    for (struct conn *c = keeper.conns; c; c = c->next) {
+        short events = (short)((conn_wants_input(c) ? POLLIN : 0) | (c->out.n > c->out_at ? POLLOUT : 0));
+        add(c->fd, events, (struct watch){W_CONN, c, 0});
+        if (c->listener >= 0) add(c->listener, POLLIN, (struct watch){W_PEER, c, 1});
+        if (c->connecting) add(c->peer, POLLOUT, (struct watch){W_PEER, c, 0});
+    }
+}
+
+static bool exec_known(const struct exec *known) {
+    for (struct exec *e = keeper.execs; e; e = e->next)
+        if (e == known) return true;
+    return false;
+}
+
+static void serve(const struct watch *w, short events) {
+    struct exec *e = w->what;
+    struct conn *c = w->what;
+    struct signalfd_siginfo s;
+    switch (w->kind) {
+    case W_LISTENER: conn_accept(); break;
+    case W_CTL: hear_init(); break;
+    case W_SIGNALS:
+        (void)!read(keeper.signals, &s, sizeof s);
+        break;
+    case W_EXEC:
+        if (!exec_known(e)) break; /* released by an earlier event of this round */
+        if (w->which == 0 && e->tty && (events & POLLOUT)) exec_flush_input(e);
+        if ((events & ~POLLOUT) && (w->which < 2 ? e->out[w->which] : w->which == 2 ? e->status_fd : e->carry_fd) >= 0) exec_readable(e, w->which);
+        break;
+    case W_INPUT:
+        if (exec_known(e)) exec_flush_input(e);
+        break;
+    case W_CONN:
+        if (events & (POLLIN | POLLHUP | POLLERR)) {
+            if (conn_wants_input(c)) conn_readable(c);
+            else if (events & (POLLHUP | POLLERR)) c->dead = true;
+        }
+        break;
+    case W_PEER:
+        if (w->which) net_accept(c);
+        else net_connected(c);
+        break;
+    }
+}
+
+static void reap_pumps(void) {
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+        if (pid == keeper.init) keeper.init_dead = true;
+}
+
+static void loop(void) {
+    for (;;) {
+        gather();
+        double at = next_event(), now = now_ms();
+        int wait = at <= 0 ? -1 : at <= now ? 0 : (int)(at - now) + 1;
+        if (poll(fds, nfds, wait) < 0 && errno != EINTR) _exit(1);
+        for (size_t i = 0; i < nfds; i++)
+            if (fds[i].revents) serve(&watches[i], fds[i].revents);
+        reap_pumps();
+        if (keeper.init_dead) shut_down(NULL); /* the box died; nothing of it is left when we are gone */
+        now = now_ms();
+        for (struct exec *e = keeper.execs; e; e = e->next) exec_tick(e, now);
+        net_tick(now);
+        for (struct conn *c = keeper.conns, *next; c; c = next) {
+            next = c->next;
+            if (!c->dead) conn_pump(c);
+            if (c->role == ROLE_SHUTDOWN && !c->dead) shut_down(c);
+            if (c->dead) conn_free(c);
+        }
+    }
+}
+
+void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
+    sigset_t mask;
+    keeper = (struct keeper){.ctl = ctl_fd, .init = init, .disk_fd = disk_fd, .listener = keeper.listener, .signals = -1};
+    set_nonblocking(keeper.ctl, true);
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+    keeper.signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    struct buf b = {0};
+    buf_printf(&b, "{\"pid\":%d,\"init\":%d,\"uid_base\":%u,\"started_ms\":%.3f}", (int)getpid(), (int)init, box.uid_base, now_ms() - box.started);
+    bool heard = frame_json(launcher, F_REPLY, &b);
+    buf_free(&b);
+    close(launcher);
+    if (!heard) shut_down(NULL); /* whoever asked is gone: a box nobody knows of must not live */
+    loop();
+    _exit(0);
+}

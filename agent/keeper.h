@@ -1,0 +1,103 @@
+/* The keeper's own nouns: execs and connections. Private to keeper.c, exec.c, conn.c and net.c. */
+#ifndef CAPSULE_KEEPER_H
+#define CAPSULE_KEEPER_H
+
+#include "agent.h"
+
+#define MAX_EXECS 256             /* remembered */
+#define MAX_KEPT (64u << 20)      /* bytes of output of finished execs */
+#define MAX_CONNS 1024
+#define MAX_CARRY (256u << 10)
+#define MAX_STDIN (1u << 20)      /* accepted from clients, not yet taken by the program */
+
+struct exec {
+    struct exec *next;
+    char id[65];
+    uint32_t no;
+    pid_t pid;
+    enum { E_STARTING, E_RUNNING, E_EXITED, E_ENDED } state; /* exited: its main process is; ended: the exit is final */
+    bool tty, killing, killed, kill_on_limit, stdin_eof, finished_kill;
+    const char *cause;            /* why we killed it; NULL: we did not */
+    int status_fd, in, out[2], carry_fd; /* tty: in == out[0] == the terminal's master */
+    struct output output[2];
+    struct buf input, carry, argv;
+    double started, deadline, grace_at; /* ms; 0: none */
+    uint64_t oom_before;
+    int status;                   /* as wait(2) gave it */
+    double cpu_ms, duration_ms;
+    uint64_t rss;
+    const char *reason;
+};
+
+struct conn {
+    struct conn *next;
+    int fd;
+    enum { CONN_HEADER, CONN_PAYLOAD } reading;
+    unsigned char head[HEADER_SIZE];
+    struct header h;
+    char *payload; size_t got;
+    bool greeted, asked, closing, dead;
+    enum { ROLE_NONE, ROLE_EXEC, ROLE_KILL, ROLE_INPUT, ROLE_LISTEN, ROLE_DIAL, ROLE_USAGE, ROLE_SHUTDOWN } role;
+    struct exec *exec;            /* ROLE_EXEC, ROLE_KILL, ROLE_INPUT */
+    bool begun, may_input, sent_carry, was_running;
+    uint64_t sent[2];
+    struct buf out; size_t out_at; /* frames on their way */
+    uint32_t ticket;              /* for answers of pid 1 */
+    int listener, peer; int port; /* ROLE_LISTEN, ROLE_DIAL */
+    bool connecting;
+};
+
+struct keeper {
+    int listener, ctl, signals, disk_fd, launcher;
+    pid_t init;
+    struct exec *execs;
+    struct conn *conns;
+    uint32_t next_no;
+    int nconns;
+    bool init_dead;
+    struct { int fd; uint32_t id; double expires; } pending[64]; /* accepted inside, not yet taken */
+    uint32_t next_stream;
+};
+extern struct keeper keeper;
+
+/* exec.c */
+void exec_start(struct conn *c, const struct json *request, const char *raw, size_t n);
+void exec_attach(struct conn *c, const struct json *request);
+void exec_kill_request(struct conn *c, const struct json *request);
+void exec_input_request(struct conn *c, const struct json *request);
+void exec_resize_request(struct conn *c, const struct json *request);
+void exec_list(struct conn *c);
+void exec_frame(struct conn *c);          /* DATA, EOF or CONTROL on an attached connection */
+struct exec *exec_by_no(uint32_t no);
+void exec_spawned(const struct ctl *m);
+void exec_exited(const struct ctl *m);
+void exec_killed(const struct ctl *m);
+void exec_readable(struct exec *e, int which); /* 0, 1: output; 2: status; 3: carry */
+void exec_flush_input(struct exec *e);
+void exec_tick(struct exec *e, double now);
+void exec_end(struct exec *e, const char *cause, int signal);
+int execs_running(void);
+void exec_exit_json(struct buf *b, const struct exec *e);
+
+/* conn.c */
+void conn_accept(void);
+void conn_readable(struct conn *c);
+void conn_pump(struct conn *c);           /* moves output towards the client as far as it takes it */
+void conn_send(struct conn *c, enum frame_type type, int stream, uint64_t offset, const void *p, size_t n);
+void conn_json(struct conn *c, enum frame_type type, struct buf *b);
+void conn_error(struct conn *c, const char *code, int err, const char *stage, const char *message);
+void conn_reply(struct conn *c);          /* REPLY {} and close */
+void conn_free(struct conn *c);
+bool conn_wants_input(const struct conn *c);
+void ctl_tell(const struct ctl *m, const int *fds, int nfds);
+
+/* net.c */
+void net_dial(struct conn *c, const struct json *request);
+void net_listen(struct conn *c, const struct json *request);
+void net_take(struct conn *c, const struct json *request);
+void net_socketed(const struct ctl *m, int fd);
+void net_connected(struct conn *c);
+void net_accept(struct conn *c);
+void net_tick(double now);
+
+#endif

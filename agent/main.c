@@ -1,0 +1,37 @@
+/* capsule-agent
+ *
+ * Theory of operation. Four kinds of process, one binary, no execve between them:
+ *
+ *   launcher   started once by the server, host namespaces. Forks a keeper per launch. Ends with the server.
+ *   keeper     one per box, outside of it. Sets up uids, cgroups and disk, clones pid 1, then serves the box's
+ *              socket: reads programs' pipes, keeps output, enforces timeouts. No child of the server: it lives on.
+ *   pid 1      one per box, inside: user, pid, mount, net, ipc, uts and cgroup namespaces of its own. Builds the root,
+ *              pivots into it, then only forks, reaps, and kills trees, as the keeper says over a socketpair (ctl).
+ *   children   of pid 1: programs (fork, confine, execve) and file workers (fork, confine, one file operation).
+ *
+ * Who is who on the host. As root: each box has a range of uids of its own; pid 1 is its first, programs its 1000th,
+ * so programs may not signal or trace anything of ours. Rootless: everything has the server's uid; what protects us
+ * is the pid namespace (the keeper is outside, pid 1 takes no signals from inside), PR_SET_DUMPABLE and seccomp.
+ *
+ * Who ends whom. Keeper dies: its end of ctl closes and pid 1 gets SIGKILL, the kernel kills the pid namespace, the
+ * mount namespaces fall away, and with them the disk, which had no name. pid 1 dies: the keeper removes what is left
+ * and exits. Program's client leaves: nothing. Timeout: pid 1 kills every process of the exec (see sweep.c).
+ *
+ * Without namespaces (level landlock) pid 1 is an ordinary process, each program has a shepherd above it, and
+ * Landlock is applied per program.
+ *
+ * The wire is described in spec/agent-protocol.md, the launch in spec/launch.md.
+ */
+#include "agent.h"
+#include <stdio.h>
+#include <string.h>
+
+int main(int argc, char **argv) {
+    if (argc == 4 && !strcmp(argv[1], "launcher")) return launcher_main(atoi(argv[2]), atoi(argv[3]));
+    if (argc == 2 && !strcmp(argv[1], "version")) {
+        printf("capsule-agent protocol %d\n", PROTOCOL_VERSION);
+        return 0;
+    }
+    fprintf(stderr, "usage: capsule-agent launcher LISTEN_FD LIFELINE_FD | version\n");
+    return 2;
+}

@@ -1,0 +1,171 @@
+/* From fork to execve: the user's program. Whatever goes wrong on the way is told to the keeper with its stage. */
+#include "agent.h"
+#include <signal.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <termios.h>
+
+static int status_fd = -1;
+
+static void fail(const struct fault *f) {
+    struct status_message m = {.err = f->err ? f->err : EINVAL};
+    memcpy(m.stage, f->stage, sizeof m.stage);
+    send_fds(status_fd, &m, sizeof m, NULL, 0);
+    _exit(127);
+}
+
+int signal_number(const char *name) {
+    static const struct { const char *name; int number; } known[] = {
+        {"HUP", SIGHUP}, {"INT", SIGINT}, {"QUIT", SIGQUIT}, {"ILL", SIGILL}, {"ABRT", SIGABRT}, {"KILL", SIGKILL},
+        {"USR1", SIGUSR1}, {"SEGV", SIGSEGV}, {"USR2", SIGUSR2}, {"PIPE", SIGPIPE}, {"ALRM", SIGALRM}, {"TERM", SIGTERM},
+        {"CHLD", SIGCHLD}, {"CONT", SIGCONT}, {"STOP", SIGSTOP}, {"TSTP", SIGTSTP}, {"TTIN", SIGTTIN}, {"TTOU", SIGTTOU}, {"WINCH", SIGWINCH}};
+    if (!name) return 0;
+    if (!strncmp(name, "SIG", 3)) name += 3;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(name, known[i].name)) return known[i].number;
+    return 0;
+}
+
+static struct json *read_request(int fd, struct fault *f) {
+    struct stat st;
+    if (fstat(fd, &st)) return fault_set(f, errno, "read request"), NULL;
+    char *text = mmap(NULL, (size_t)st.st_size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    struct json *j = text == MAP_FAILED ? NULL : json_parse(text, (size_t)st.st_size);
+    if (!j) fault_set(f, EINVAL, "read request");
+    return j;
+}
+
+static char **string_list(const struct json *array, struct fault *f) {
+    size_t n = 0;
+    for (const struct json *j = array ? array->child : NULL; j; j = j->next) n++;
+    char **list = xrealloc(NULL, (n + 1) * sizeof *list), **p = list;
+    for (const struct json *j = array ? array->child : NULL; j; j = j->next) {
+        if (j->type != J_STR || strlen(j->str) != j->len) return fault_set(f, EINVAL, "argv"), NULL;
+        *p++ = (char *)j->str;
+    }
+    *p = NULL;
+    return list;
+}
+
+static char **environment(const struct json *env, struct fault *f) {
+    size_t n = 0;
+    for (const struct json *j = env ? env->child : NULL; j; j = j->next) n++;
+    char **list = xrealloc(NULL, (n + 1) * sizeof *list), **p = list;
+    for (const struct json *j = env ? env->child : NULL; j; j = j->next) {
+        if (j->type != J_STR || strlen(j->str) != j->len || strchr(j->key, '=')) return fault_set(f, EINVAL, "env"), NULL;
+        size_t room = strlen(j->key) + j->len + 2;
+        *p = xrealloc(NULL, room);
+        snprintf(*p++, room, "%s=%s", j->key, j->str);
+    }
+    *p = NULL;
+    return list;
+}
+
+/* A terminal from the box's own devpts; the keeper gets the other end. */
+static bool open_terminal(const struct json *request, int stdio[3], struct fault *f) {
+    int zero = 0, number;
+    struct winsize size = {.ws_row = (unsigned short)json_num(request, "rows", 24), .ws_col = (unsigned short)json_num(request, "cols", 80)};
+    cleanup_fd int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    char path[32];
+    if (master < 0 || ioctl(master, TIOCSPTLCK, &zero) || ioctl(master, TIOCGPTN, &number)) return fault_set(f, errno, "open terminal");
+    snprintf(path, sizeof path, "/dev/pts/%d", number);
+    int slave = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (slave < 0) return fault_set(f, errno, "open %s", path);
+    uid_t uid = box.uid + (box.user_mode == USER_UID ? box.uid_base : 0);
+    if (box.user_mode == USER_RANGE || box.user_mode == USER_UID) (void)!fchown(slave, uid, (gid_t)-1);
+    struct termios mode;
+    if (!tcgetattr(slave, &mode)) {
+        mode.c_iflag |= IUTF8;
+        tcsetattr(slave, TCSANOW, &mode);
+    }
+    ioctl(slave, TIOCSWINSZ, &size);
+    if (ioctl(slave, TIOCSCTTY, 0)) return fault_set(f, errno, "take terminal");
+    struct status_message m = {.has_exit = -1}; /* only carries the descriptor */
+    if (!send_fds(status_fd, &m, sizeof m, &master, 1)) return fault_set(f, errno, "hand over terminal");
+    stdio[0] = stdio[1] = stdio[2] = slave;
+    return true;
+}
+
+static void exec_in_path(char **argv, char **envp, const char *path, struct fault *f) {
+    int worst = ENOENT;
+    char full[4200];
+    if (strchr(argv[0], '/')) {
+        execve(argv[0], argv, envp);
+        worst = errno;
+    } else
+        for (const char *p = path ? path : "/usr/local/bin:/usr/bin:/bin"; *p;) {
+            size_t n = strcspn(p, ":");
+            if (n && n + strlen(argv[0]) + 2 < sizeof full) {
+                snprintf(full, sizeof full, "%.*s/%s", (int)n, p, argv[0]);
+                execve(full, argv, envp);
+                if (errno != ENOENT && errno != ENOTDIR) worst = errno;
+            }
+            p += n + (p[n] == ':');
+        }
+    fault_set(f, worst, "exec");
+}
+
+static int lift(int fd) { return fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 10); } /* out of the way of 0, 1, 2 and 3 */
+
+void program_main(const int fds[FD_ROLES], int nfds) {
+    struct fault f = {0};
+    char cwd[4200];
+    status_fd = lift(fds[FD_STATUS]);
+    int request_fd = lift(fds[FD_REQUEST]), carry = nfds > FD_CARRY ? lift(fds[FD_CARRY]) : -1;
+    int stdio[3] = {lift(fds[FD_IN]), lift(fds[FD_OUT]), lift(fds[FD_ERR])};
+    struct json *request = read_request(request_fd, &f);
+    if (!request) fail(&f);
+    char **argv = string_list(json_get(request, "argv"), &f), **envp = argv ? environment(json_get(request, "env"), &f) : NULL;
+    if (!envp) fail(&f);
+    if (!argv[0]) { fault_set(&f, EINVAL, "argv is empty"); fail(&f); }
+    for (int s = 1; s < NSIG; s++) signal(s, SIG_DFL);
+    setsid();
+    if (json_bool(request, "tty", false) && !open_terminal(request, stdio, &f)) fail(&f);
+    for (int i = 0; i < 3; i++)
+        if (dup2(stdio[i], i) < 0) { fault_set(&f, errno, "dup2"); fail(&f); }
+    if (carry >= 0) dup2(carry, 3);
+    else close(3);
+    const char *where = json_str(request, "cwd");
+    if (!confine(&f)) fail(&f);
+    if (!box_path(where ? where : "/workspace", cwd, sizeof cwd)) { fault_set(&f, EINVAL, "chdir"); fail(&f); }
+    if (chdir(cwd)) { fault_set(&f, errno, "chdir"); fail(&f); }
+    exec_in_path(argv, envp, json_str(json_get(request, "env"), "PATH"), &f);
+    fail(&f);
+    _exit(127);
+}
+
+/* Without namespaces: stands between pid 1's stand-in and the program, so that orphans come back to the right exec. */
+void shepherd_main(const int fds[FD_ROLES], int nfds) {
+    int gate[2], status;
+    struct rusage u = {0};
+    char byte;
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (pipe2(gate, O_CLOEXEC)) _exit(1);
+    pid_t program = fork();
+    if (!program) {
+        close(gate[0]);
+        gate[1] = lift(gate[1]);
+        prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+        program_main(fds, nfds);
+    }
+    close(gate[1]);
+    for (int i = 0; i < nfds; i++)
+        if (i != FD_STATUS) close(fds[i]);
+    (void)!RETRY(read(gate[0], &byte, 1)); /* the end of it: execve happened, or the child is gone */
+    close(gate[0]);
+    struct status_message m = {0};
+    if (program > 0) send_fds(fds[FD_STATUS], &m, sizeof m, NULL, 0);
+    for (pid_t pid; (pid = wait4(-1, &status, 0, &u)) > 0 || errno == EINTR;) {
+        if (pid != program) continue;
+        m = (struct status_message){.has_exit = 1, .status = status, .rss = (uint64_t)u.ru_maxrss * 1024};
+        m.cpu_ms = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e3 + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
+        send_fds(fds[FD_STATUS], &m, sizeof m, NULL, 0);
+    }
+    _exit(0);
+}

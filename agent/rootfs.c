@@ -1,0 +1,154 @@
+/* The root a program sees. Runs in pid 1, in the box's own mount namespace, with capabilities over that namespace
+ * only. The provider's table says what goes where (spec/launch.md); nothing is decided here. */
+#include "agent.h"
+#include <linux/mount.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#ifndef MOUNT_ATTR_RDONLY
+#define MOUNT_ATTR_RDONLY 1
+#define MOUNT_ATTR_NOSUID 2
+#define MOUNT_ATTR_NODEV 4
+#define MOUNT_ATTR_NOEXEC 8
+#endif
+#ifndef SYS_mount_setattr
+#define SYS_mount_setattr 442
+#endif
+#ifndef AT_RECURSIVE
+#define AT_RECURSIVE 0x8000
+#endif
+struct attr { uint64_t set, clear, propagation, userns; };
+
+static char root[4096];
+
+/* `to` comes from the provider; no component of it is a symlink a program could have planted: the box is still empty. */
+static const char *at_root(const char *to, char *out, size_t room) {
+    snprintf(out, room, "%s%s%s", root, *to ? "/" : "", to);
+    return out;
+}
+
+static bool restrict_mount(const char *path, uint64_t attrs) {
+    struct attr a = {.set = attrs};
+    if (!syscall(SYS_mount_setattr, AT_FDCWD, path, AT_RECURSIVE, &a, sizeof a)) return true;
+    if (errno != ENOSYS) return false;
+    unsigned long flags = MS_BIND | MS_REMOUNT; /* before 5.12: the top mount only */
+    if (attrs & MOUNT_ATTR_RDONLY) flags |= MS_RDONLY;
+    if (attrs & MOUNT_ATTR_NOSUID) flags |= MS_NOSUID;
+    if (attrs & MOUNT_ATTR_NODEV) flags |= MS_NODEV;
+    if (attrs & MOUNT_ATTR_NOEXEC) flags |= MS_NOEXEC;
+    return !mount(NULL, path, NULL, flags, NULL);
+}
+
+static bool do_bind(const struct json *m, const char *from, const char *to, struct fault *f) {
+    uint64_t attrs = MOUNT_ATTR_NOSUID;
+    if (json_bool(m, "ro", false)) attrs |= MOUNT_ATTR_RDONLY;
+    if (!json_bool(m, "dev", false)) attrs |= MOUNT_ATTR_NODEV;
+    if (!json_bool(m, "exec", true)) attrs |= MOUNT_ATTR_NOEXEC;
+    if (mount(from, to, NULL, MS_BIND | MS_REC, NULL)) {
+        if (json_bool(m, "optional", false)) return true;
+        return fault_set(f, errno, "bind %.40s", from);
+    }
+    return restrict_mount(to, attrs) || fault_set(f, errno, "restrict %.36s", from);
+}
+
+static bool do_overlay(const struct json *m, const char *to, struct fault *f) {
+    struct buf o = {0};
+    const struct json *lower = json_get(m, "lower");
+    const char *upper = json_str(m, "upper"), *work = json_str(m, "work"), *extra = json_str(m, "options");
+    for (const struct json *l = lower ? lower->child : NULL; l; l = l->next)
+        buf_printf(&o, "%s%s", o.n ? ":" : "lowerdir=", l->str);
+    if (upper && work) buf_printf(&o, ",upperdir=%s/disk/%s,workdir=%s/disk/%s", box.stage, upper, box.stage, work);
+    if (extra) buf_printf(&o, ",%s", extra);
+    unsigned long flags = MS_NOSUID | MS_NODEV | (upper ? 0 : MS_RDONLY);
+    int failed = o.p ? mount("overlay", to, "overlay", flags, o.p) : (errno = EINVAL, -1);
+    buf_free(&o);
+    return !failed || fault_set(f, errno, "overlay");
+}
+
+static bool do_tmpfs(const struct json *m, const char *to, struct fault *f) {
+    char options[128];
+    snprintf(options, sizeof options, "size=%.0f,nr_inodes=%.0f,mode=%o", json_num(m, "size", 1 << 20), json_num(m, "inodes", 1024),
+             (unsigned)json_num(m, "mode", 0755));
+    unsigned long flags = MS_NOSUID | MS_NODEV | (json_bool(m, "ro", false) ? MS_RDONLY : 0);
+    return !mount("tmpfs", to, "tmpfs", flags, options) || fault_set(f, errno, "tmpfs %.40s", to + strlen(root));
+}
+
+static bool do_mask(const char *to, struct fault *f) {
+    struct stat st;
+    if (stat(to, &st)) return true;
+    int failed = S_ISDIR(st.st_mode) ? mount("tmpfs", to, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,nr_inodes=2,mode=0555")
+                                     : mount("/dev/null", to, NULL, MS_BIND, NULL);
+    return !failed || fault_set(f, errno, "mask %.40s", to + strlen(root));
+}
+
+static bool do_mount(const struct json *m, struct fault *f) {
+    char to[4200], from[4200];
+    const char *type = json_str(m, "type"), *where = json_str(m, "to"), *source = json_str(m, "from");
+    if (!type || !where) return fault_set(f, EINVAL, "launch: mounts[] needs type and to");
+    at_root(where, to, sizeof to);
+    if (!strcmp(type, "bind") && source) return do_bind(m, source, to, f);
+    if (!strcmp(type, "disk") && source) {
+        snprintf(from, sizeof from, "%s/disk/%s", box.stage, source);
+        return do_bind(m, from, to, f);
+    }
+    if (!strcmp(type, "overlay")) return do_overlay(m, to, f);
+    if (!strcmp(type, "tmpfs")) return do_tmpfs(m, to, f);
+    if (!strcmp(type, "proc"))
+        return !mount("proc", to, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2") || fault_set(f, errno, "mount proc");
+    if (!strcmp(type, "devpts"))
+        return !mount("devpts", to, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64") || fault_set(f, errno, "mount devpts");
+    if (!strcmp(type, "mask")) return do_mask(to, f);
+    if (!strcmp(type, "ro")) {
+        struct stat st;
+        if (stat(to, &st)) return true;
+        if (mount(to, to, NULL, MS_BIND | MS_REC, NULL)) return fault_set(f, errno, "bind %.40s", where);
+        return restrict_mount(to, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC) || fault_set(f, errno, "ro %.40s", where);
+    }
+    return fault_set(f, EINVAL, "launch: mount type %.20s", type);
+}
+
+static bool bring_up_loopback(struct fault *f) {
+    cleanup_fd int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct ifreq r = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    return (s >= 0 && !ioctl(s, SIOCSIFFLAGS, &r)) || fault_set(f, errno, "bring up lo");
+}
+
+#ifndef SYS_fsopen
+#define SYS_fsopen 430
+#define SYS_fsconfig 431
+#define SYS_fsmount 432
+#endif
+
+/* A procfs of our own, attached nowhere: without hidepid, and no program can reach it. A program that executes an
+ * unreadable file would otherwise vanish from pid 1's sight, and outlive a kill. -1: use /proc. */
+static int private_proc(void) {
+    cleanup_fd int fs = (int)syscall(SYS_fsopen, "proc", 1 /* CLOEXEC */);
+    if (fs < 0 || syscall(SYS_fsconfig, fs, 1 /* SET_STRING */, "hidepid", "0", 0) || syscall(SYS_fsconfig, fs, 6 /* CREATE */, NULL, NULL, 0)) return -1;
+    return (int)syscall(SYS_fsmount, fs, 1 /* CLOEXEC */, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+}
+
+bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f) {
+    char point[4200];
+    const char *hostname = json_str(box.spec, "hostname");
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return fault_set(f, errno, "make mounts private");
+    if (!disk_mount_tmpfs(f)) return false;
+    *proc_fd = private_proc();
+    snprintf(point, sizeof point, "%s/disk", box.stage);
+    *disk_fd = open(point, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    snprintf(root, sizeof root, "%s/root", box.stage);
+    const struct json *mounts = json_get(box.spec, "mounts");
+    for (const struct json *m = mounts ? mounts->child : NULL; m; m = m->next)
+        if (!do_mount(m, f)) return false;
+    if (hostname && sethostname(hostname, strlen(hostname))) return fault_set(f, errno, "sethostname");
+    if (json_bool(box.spec, "net", true) && !bring_up_loopback(f)) return false;
+    if (chdir(root)) return fault_set(f, errno, "chdir to the new root");
+    if (syscall(SYS_pivot_root, ".", ".")) return fault_set(f, errno, "pivot_root");
+    if (umount2(".", MNT_DETACH)) return fault_set(f, errno, "leave the old root");
+    if (chdir("/")) return fault_set(f, errno, "chdir /");
+    return true;
+}
