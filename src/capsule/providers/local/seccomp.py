@@ -2,8 +2,8 @@
 
 The program: another architecture than the native one ends the process; then a balanced binary
 search over the number finds the answer, or the tests of its arguments. A call that is simply
-allowed costs about ten instructions, and none on kernels from 5.11 on: they remember which calls are
-allowed whatever their arguments.
+allowed costs about ten instructions, and none on kernels from 5.11 on: they remember which calls
+are allowed whatever their arguments.
 """
 
 from __future__ import annotations
