@@ -60,7 +60,7 @@ class Root:
 
 def _escaped(path: Path) -> str:
     """Overlay takes its layers as one text, in which these characters separate."""
-    return re.sub(r"([\\\\:,])", r"\\\1", str(path))
+    return re.sub(r"([\\:,])", r"\\\1", str(path))
 
 
 @dataclass(frozen=True, slots=True)
