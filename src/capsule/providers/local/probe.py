@@ -217,9 +217,8 @@ def _parts(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
         facts, "overlay", "templates may start from an image or a directory",
         "use a kernel from 5.11 on, or run the server as root",
     )  # fmt: skip
-    yield Finding(
-        "agent", os.access(settings.agent, os.X_OK), str(settings.agent), "build it: make agent"
-    )
+    built = os.access(settings.agent, os.X_OK)
+    yield Finding("agent", built, str(settings.agent), "" if built else "build it: make agent")
 
 
 def _tried(facts: Facts, what: str, fine: str, fix: str) -> Finding:
@@ -240,9 +239,13 @@ def _limits(facts: Facts, backing: str | None) -> Iterable[Finding]:
         "tmpfs": "memory-backed and sized",
         "dir": "a plain directory, without a quota",
     }
-    ok = backing == "loop"
-    fix = "" if ok else "run the server as root with e2fsprogs installed and loop devices allowed"
-    yield Finding("disk", ok, kinds.get(backing or "", "none usable"), fix)
+    fixes = {
+        "loop": "",
+        "tmpfs": "run the server as root with e2fsprogs installed and loop devices allowed",
+        "dir": "let the server use namespaces: see above",
+    }
+    detail = kinds.get(backing or "", "none usable")
+    yield Finding("disk", backing == "loop", detail, fixes.get(backing or "", fixes["tmpfs"]))
 
 
 def _interpreters(needs: Mapping[str, tuple[str, ...]]) -> Iterable[Finding]:

@@ -207,10 +207,9 @@ class LocalProvider(Provider):
         return found
 
     def _compile(self, name: str, level: Isolation) -> bytes:
-        also = seccomp.load_profile("landlock") if level is Isolation.LANDLOCK else None
-        return seccomp.compile_profile(
-            seccomp.load_profile(name, self.settings.profiles_dir), also=also
-        )
+        names = filter_names(name, level, own_uid=self._ready().facts.uid_ranges)
+        first, *others = (seccomp.load_profile(n, self.settings.profiles_dir) for n in names)
+        return seccomp.compile_profile(first, also=others)
 
     def _record(self, engine: Engine, parts: plan.Parts, request: dict[str, Any]) -> dict[str, Any]:
         disk_dir = engine.disks.directory(parts.id)
@@ -304,6 +303,16 @@ async def finish(cleanup: Coroutine[Any, Any, None], what: str, *, budget: float
         log.warning("cleanup failed", what=what, reason=str(error))
     if cancelled is not None:
         raise cancelled
+
+
+def filter_names(profile: str, level: Isolation, *, own_uid: bool) -> list[str]:
+    """The seccomp profiles that a program must pass, all of them."""
+    if level is Isolation.NAMESPACES:
+        return [profile]
+    names = (
+        ["landlock"] if profile == "default" else [profile, "landlock"]
+    )  # it is the stricter one
+    return names if own_uid else [*names, "shared-uid"]
 
 
 def _backing(settings: LocalSettings, facts: Facts, level: Isolation) -> str:

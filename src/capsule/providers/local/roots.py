@@ -9,7 +9,7 @@ from pathlib import Path
 
 from capsule.errors import NotFoundError, NotSupportedError
 from capsule.model import Isolation, Template
-from capsule.providers.local import images, skeleton
+from capsule.providers.local import skeleton
 from capsule.providers.local.disk import SYSTEM_PATH
 from capsule.providers.local.plan import Root
 
@@ -62,6 +62,8 @@ class Roots:
                 hint="use a kernel from 5.11 on, or run the server as root",
             )
         if kind == "image":
+            from capsule.providers.local import images
+
             return tuple(images.layers(name, self._images))
         path = Path(name)
         if kind != "dir" or not path.is_absolute() or not path.is_dir():

@@ -40,9 +40,9 @@ class _Span(NamedTuple):
 
 
 def compile_profile(
-    profile: Mapping[str, Any], arch: str | None = None, *, also: Mapping[str, Any] | None = None
+    profile: Mapping[str, Any], arch: str | None = None, *, also: Sequence[Mapping[str, Any]] = ()
 ) -> bytes:
-    """An array of struct sock_filter. With `also`, a call must pass both profiles.
+    """An array of struct sock_filter. With `also`, a call must pass all the profiles.
 
     Raises InvalidError for a profile that is wrong or too large, NotSupportedError for an
     architecture that is neither x86_64 nor aarch64.
@@ -50,8 +50,8 @@ def compile_profile(
     arch = native_arch(arch)
     asm = Assembler()
     allow = asm.ret(ALLOW)
-    if also is not None:
-        allow = _search_number(asm, read(also, arch), arch, allow)
+    for other in reversed(also):
+        allow = _search_number(asm, read(other, arch), arch, allow)
     entry = _search_number(asm, read(profile, arch), arch, allow)
     # The other outcome is emitted next to the test; a filter that skips this test can be
     # bypassed with 32-bit calls, whose numbers mean something else.
