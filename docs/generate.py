@@ -1,21 +1,26 @@
 """Writes the reference pages from the code: `make docs`. With --check only says which are stale.
 
-The prose is in parts/ and words.yaml; names, types, defaults and statuses come from the code itself.
+The prose is in parts/ and words.yaml; names, types, defaults and statuses come from the code.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import typer.main
 import yaml
+from fastapi import FastAPI
 from msgspec import inspect
 
 from capsule import errors
+from capsule.cli.app import app as cli
 from capsule.config import settings
+from capsule.edge import rest, rest_files
 from capsule.edge.methods import build_methods
 
 DOCS = Path(__file__).parent
@@ -113,7 +118,9 @@ def type_name(info: Any) -> str:
             return type_name(inner)
         case inspect.UnionType(types=types):
             unset = (inspect.UnsetType, inspect.NoneType)
-            return " or ".join(dict.fromkeys(type_name(t) for t in types if not isinstance(t, unset)))
+            return " or ".join(
+                dict.fromkeys(type_name(t) for t in types if not isinstance(t, unset))
+            )
         case inspect.IntType(ge=low, le=high):
             return bounded("integer", low, high)
         case inspect.FloatType():
@@ -147,15 +154,88 @@ def nested(cls: type, members: Any) -> str:
     return "{" + ", ".join(f"`{member.encode_name}`" for member in members) + "}"
 
 
+def commands() -> Iterator[str]:
+    root = typer.main.get_command(cli)
+    yield from command_pages("capsule", root)
+
+
+def command_pages(path: str, command: Any) -> Iterator[str]:
+    children = getattr(command, "commands", {})
+    if not children:
+        yield f"\n## `{path}`\n\n{plain(command.help)}\n"
+        yield f"```\n{usage(path, command)}\n```\n"
+        yield from options(command)
+    for name, child in children.items():
+        if not child.hidden:
+            yield from command_pages(f"{path} {name}", child)
+
+
+def usage(path: str, command: Any) -> str:
+    named = [p for p in command.params if p.param_type_name == "argument"]
+    words = [p.metavar or p.name.upper() for p in named]
+    words = [w if p.required else f"[{w}]" for w, p in zip(words, named, strict=True)]
+    words = [f"{w}..." if p.nargs == -1 else w for w, p in zip(words, named, strict=True)]
+    return " ".join([path, "[OPTIONS]", *words])
+
+
+def options(command: Any) -> Iterator[str]:
+    shown_params = [p for p in command.params if not getattr(p, "hidden", False)]
+    if not shown_params:
+        return
+    yield table("option", "meaning")
+    for p in shown_params:
+        name = ", ".join(f"`{word}`" for word in (*p.opts, *p.secondary_opts))
+        if p.param_type_name == "argument":
+            name = f"`{p.metavar or p.name.upper()}`"
+        meaning = plain(p.help or "")
+        default = p.default
+        if isinstance(default, str | int | float) and default not in (True, False, "", 0):
+            meaning += f"; default `{default}`"
+        yield row(name, meaning)
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split()).replace("\\[", "[")
+
+
+def rest_routes() -> Iterator[str]:
+    """Read off an OpenAPI description, as clients see it."""
+    nothing = cast(Any, Nobody())
+    shell = FastAPI()
+    for router in (
+        rest.sandbox_routes(nothing, set()),
+        rest.exec_routes(nothing, set()),
+        rest_files.file_routes(nothing, nothing, set()),
+        rest.server_routes(nothing, set(), "0"),
+    ):
+        shell.include_router(router)
+    for path, operations in shell.openapi()["paths"].items():
+        for verb, operation in operations.items():
+            yield f"\n### `{verb.upper()} {path}`\n\n{plain(operation['description'])}\n"
+            yield from query(operation)
+
+
+def query(operation: Any) -> Iterator[str]:
+    for each in operation.get("parameters", ()):
+        if each["in"] != "path":
+            yield f"- {each['in']} `{each['name']}`: {WORDS['query'][each['name']]}"
+
+
 PAGES: dict[str, Page] = {
     "configuration": configuration,
     "errors": error_codes,
     "rpc": rpc_methods,
+    "rest": rest_routes,
+    "cli": commands,
+    "templates": lambda: iter(()),
 }
 
 
 def render(name: str) -> str:
     intro = (DOCS / "parts" / f"{name}.md").read_text("utf-8")
+    intro = re.sub(
+        r"@include (.+)@", lambda m: (DOCS.parent / m[1]).read_text("utf-8").strip(), intro
+    )
     return NOTICE + intro + "\n" + "\n".join(PAGES[name]()).strip() + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Create a sandbox, run code, use its files. Needs a server: `make run`, or name one in CAPSULE_URL."""
+"""Create a sandbox, run code, use its files. Needs a server: `make run`, or CAPSULE_URL names one."""
 
 import os
 

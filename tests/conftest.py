@@ -10,6 +10,7 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
 from tests.support import ROOT, component_missing
+from tests.support.servers import RealServer, real_server
 from tests.support.users import User, ordinary_user, readable_capsule
 
 
@@ -22,6 +23,11 @@ def loop_is_never_blocked() -> Iterator[BlockBuster]:
         for name, function in buster.functions.items():
             if name.startswith("sqlite3."):
                 function.deactivate()
+        # So is a box's record: one small file on a tmpfs, before anything of the box exists.
+        for name in ("os.mkdir", "os.replace"):
+            buster.functions[name].can_block_in(
+                "capsule/providers/local/records.py", {"create", "_write"}
+            )
         yield buster
 
 
@@ -54,6 +60,13 @@ def as_user(worker_id: str, capsule_for_all: tuple[str, list[str]]) -> Iterator[
     """Somebody without rights to run commands as; see tests/support/users.py."""
     with ordinary_user(_number(worker_id), *capsule_for_all) as user:
         yield user
+
+
+@pytest.fixture(scope="session")
+def server(agent_binary: Path) -> Iterator[RealServer]:
+    """A real server on this host, shared by the tests of a worker: leave nothing in it."""
+    with real_server() as running:
+        yield running
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def test_the_sdk_does_not_need_the_server(path: Path) -> None:
 
 
 def test_importing_the_package_does_no_work() -> None:
-    """A statement that only calls something, at the top of a module, does work; cli may register."""
+    """A bare call at the top of a module is work done at import; only cli may register things."""
     for path in (path for path in MODULES if layer_of(path) not in ("cli", "__main__")):
         for node in parse(path).body:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):

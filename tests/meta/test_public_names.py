@@ -1,0 +1,39 @@
+"""The SDK's names are a promise: adding one is a decision, losing one is a new major version."""
+
+from __future__ import annotations
+
+import capsule_sdk
+
+NAMES = """
+AsyncCapsule AsyncCapsuleClient AsyncExecStream AsyncTerminal CapacityError Capsule CapsuleClient
+CapsuleError Change ConflictError Event ExecFailedError ExecInfo ExecResult ExecStream Exit FileInfo
+ForbiddenError Gap GoneError InternalError InvalidError Limits Metrics NoSpaceError NotFoundError
+NotSupportedError Output SandboxInfo Terminal TooLargeError Transfer UnauthenticatedError
+UnavailableError Unenforced Written WrongStateError
+""".split()
+
+CLIENT = "aclose close connect create get list list_info".split()
+SANDBOX = """
+attach batch connect_terminal delete download exec execs exists info keep_alive kill list_dir
+metrics mkdir move read_file read_file_text read_stream refresh remove run send_input set_timeout
+start stat stream upload watch write_file
+""".split()
+
+
+def public(cls: type) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+def test_names_of_the_package() -> None:
+    assert sorted(capsule_sdk.__all__) == sorted(NAMES)
+    assert all(hasattr(capsule_sdk, name) for name in NAMES)
+
+
+def test_methods_of_both_clients() -> None:
+    assert public(capsule_sdk.CapsuleClient) == set(CLIENT) - {"aclose"}
+    assert public(capsule_sdk.AsyncCapsuleClient) == set(CLIENT) - {"close"}
+
+
+def test_both_sandboxes_have_the_same_methods() -> None:
+    assert public(capsule_sdk.Capsule) == public(capsule_sdk.AsyncCapsule)
+    assert public(capsule_sdk.Capsule) | {"info"} == set(SANDBOX)

@@ -1,0 +1,89 @@
+"""What people paste works: README, the SDK's page, the examples and the server's own greeting."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.servers import RealServer, clean_env
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(60)]
+
+EXAMPLES = {
+    "quickstart": "45\nRome\n['data.csv']\n",
+    "stream": "tick 0\ntick 1\ntick 2\nexited with 0\n42\n",
+    "terminal": "True\n",
+    "judge": "ada: correct\nbob: wrong answer\neve: too slow\nmallory: ",
+}
+
+
+def blocks(page: Path, language: str) -> str:
+    found = re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    return "\n".join(found)
+
+
+def here(text: str, server: RealServer) -> str:
+    return text.replace("localhost:8080", f"localhost:{server.port}")
+
+
+def run(server: RealServer, *argv: str, stdin: str = "") -> str:
+    env = clean_env(CAPSULE_URL=server.url, PYTHONDONTWRITEBYTECODE="1")
+    done = subprocess.run(
+        argv, input=stdin, env=env, cwd=server.base, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/python-sdk.md"])
+def test_python_snippets_run(name: str, server: RealServer) -> None:
+    code = here(blocks(ROOT / name, "python"), server)
+    assert "CapsuleClient" in code
+    run(server, sys.executable, "-W", "error", "-", stdin=code)
+
+
+def test_the_readme_prints_what_it_says(server: RealServer) -> None:
+    code = here(blocks(ROOT / "README.md", "python"), server)
+    assert run(server, sys.executable, "-", stdin=code) == "45\n\n"
+
+
+def test_the_readmes_curl_snippet_runs(server: RealServer) -> None:
+    script = "\n".join(
+        line for line in blocks(ROOT / "README.md", "sh").splitlines() if "curl" in line
+    )
+    told = run(server, "bash", "-euo", "pipefail", "-c", here(script, server))
+    assert '"stdout":"42\\n"' in told.replace(" ", "")
+    assert '"deleted":true' in told.replace(" ", "")
+
+
+def test_the_greetings_example_works_when_pasted(server: RealServer) -> None:
+    greeting = (server.base / "log").read_text()
+    assert f"localhost:{server.port}" in greeting
+    assert "namespaces" in greeting or "landlock" in greeting
+    script = "\n".join(line for line in greeting.splitlines() if "curl" in line)
+    assert len(script.splitlines()) == 3
+    told = run(server, "bash", "-euo", "pipefail", "-c", script)
+    assert "42" in told and "deleted" in told
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_examples_run(name: str, server: RealServer) -> None:
+    told = run(server, sys.executable, "-W", "error", str(ROOT / "examples" / f"{name}.py"))
+    assert told.startswith(EXAMPLES[name])
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+def test_capsule_run_prints_2_and_needs_no_server(server: RealServer) -> None:
+    command = [sys.executable, "-c", "from capsule.cli.main import main; main()", "run"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("CAPSULE_")}
+    done = subprocess.run([*command, "print(1+1)"], env=env, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr
