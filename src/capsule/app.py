@@ -1,0 +1,120 @@
+"""Putting it together: configuration → providers → service → the ASGI app → a server that
+listens.
+
+serve ── open_service ── service (its own tasks)
+      └─ Server.serve ── uvicorn's connections, the drain
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+import uvloop
+from starlette.types import ASGIApp
+
+from capsule.catalog import load_catalog
+from capsule.config import Config, check_exposure, is_loopback
+from capsule.edge.drain import Gate
+from capsule.edge.logs import configure_logging
+from capsule.edge.server import Server
+from capsule.edge.site import build_site
+from capsule.errors import ConflictError, ForbiddenError, InvalidError
+from capsule.providers.registry import make_provider
+from capsule.service import Service
+
+BACKLOG = 2048
+
+
+def version() -> str:
+    try:
+        return installed_version("capsule-sandbox")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+def build_app(config: Config, service: Service, gate: Gate | None = None) -> ASGIApp:
+    """Every surface over an open service. `gate` is what a graceful stop works with."""
+    return build_site(config, service, gate or Gate(), version())
+
+
+@contextlib.asynccontextmanager
+async def open_service(config: Config) -> AsyncIterator[Service]:
+    """The service with the configured provider and all templates; also for use without a server."""
+    catalog = load_catalog(config.templates_dir, data_dir=config.data_dir)
+    provider = make_provider(config.provider, config, catalog)
+    async with Service(config, {config.provider: provider}, catalog) as service:
+        yield service
+
+
+def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return.
+
+    Raises ForbiddenError (not on loopback, and no keys), ConflictError (the port is taken), and
+    what opening the service raises.
+    """
+    check_exposure(config)
+    configure_logging(config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    # Bound first: a port that is taken must not cost the start of everything else.
+    with bind(config) as listener:
+        async with open_service(config) as service:
+            gate = Gate()
+            app = build_app(config, service, gate)
+            server = Server(config, app, gate, on_drain=service.drain)
+            listener.listen(BACKLOG)
+            sys.stdout.write(banner(config, service, listener.getsockname()[1]))
+            sys.stdout.flush()
+            await server.serve(sockets=[listener])
+
+
+def bind(config: Config) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host.strip("[]"), config.port))
+    except socket.gaierror as error:
+        listener.close()
+        raise InvalidError(f"host: no such address: {config.host!r}", field="host") from error
+    except OSError as error:
+        listener.close()
+        where = f"{config.host}:{config.port}"
+        if isinstance(error, PermissionError):
+            raise ForbiddenError(f"not allowed to listen on {where}", hint="--port 8080") from error
+        raise ConflictError(
+            f"cannot listen on {where}: {error.strerror}",
+            hint=f"stop what listens there, or choose another port: --port {config.port + 1}",
+        ) from error
+    return listener
+
+
+def banner(config: Config, service: Service, port: int) -> str:
+    """What a person sees first: where it listens, how strong the walls are, and what to paste."""
+    name = "localhost" if is_loopback(config.host) else config.host.replace("0.0.0.0", "localhost")
+    url = f"http://{name}:{port}"
+    found = service.capabilities()[config.provider]
+    key = ' -H "Authorization: Bearer $CAPSULE_API_KEY"' if config.api_keys else ""
+    weaker = f", {len(found.unenforced)} limits not enforced" if found.unenforced else ""
+    box = f"{url}/v1/sandboxes"
+    json = "-H 'Content-Type: application/json' -d '{\"code\": \"print(6 * 7)\"}'"
+    return f"""
+  Capsule {version()} on {url}   (docs: {url}/docs)
+  isolation: {found.isolation}{weaker}   (details: capsule doctor)
+
+  Try it, in another shell:
+
+    id=$(curl -s{key} -X POST {box} | cut -d'"' -f4)
+    curl -s{key} {box}/$id/execs {json}
+    curl -s{key} -X DELETE {box}/$id
+
+"""

@@ -1,0 +1,142 @@
+"""Reading a request's body, bounded in size and in time.
+
+The guard puts a `Meter` in front of every body. It refuses what is over the limit before reading
+it, and gives up on a sender that makes no headway. A route that takes uploads lifts the limit
+with `lift`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope
+
+from capsule.edge.errors import HttpError
+from capsule.edge.shapes import parse
+from capsule.errors import TooLargeError
+
+PATIENCE = 30.0  # seconds in which at least HEADWAY bytes must come
+HEADWAY = 32 * 1024
+
+T = TypeVar("T")
+
+
+class Meter:
+    """An ASGI `receive` that counts."""
+
+    def __init__(self, receive: Receive, *, length: int | None, limit: int) -> None:
+        self.limit: int | None = limit
+        self._receive = receive
+        self._length = length
+        self._total = 0
+        self._since_reset = 0
+        self._deadline: float | None = None
+        self._done = length == 0
+
+    async def __call__(self) -> Message:
+        if self._done:  # what is left to receive is the client's leaving: no hurry
+            return await self._receive()
+        self._check(self._length or 0)
+        loop = asyncio.get_running_loop()
+        if self._deadline is None:
+            self._deadline = loop.time() + PATIENCE
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise HttpError(
+                408, "invalid", f"request body too slow: {self._total} bytes, then nothing"
+            ) from None
+        self._count(len(message.get("body", b"")), loop)
+        self._done = not message.get("more_body", False)
+        return message
+
+    def _count(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._total += size
+        self._check(self._total)
+        self._since_reset += size
+        if self._since_reset >= HEADWAY:
+            self._since_reset = 0
+            self._deadline = loop.time() + PATIENCE
+
+    def _check(self, size: int) -> None:
+        if self.limit is not None and size > self.limit:
+            raise TooLargeError(
+                f"request body too large: {size} bytes, limit {self.limit}",
+                hint="send large files with PUT /v1/sandboxes/{id}/files/{path}",
+                limit=self.limit,
+            )
+
+
+def lift(request: Request, limit: int) -> None:
+    """Let this request's body be as long as `limit` says (0: as the sandbox's disk allows)."""
+    meter = request.scope.get("capsule.meter")
+    if isinstance(meter, Meter):
+        meter.limit = limit or None
+
+
+def require_json(scope: Scope) -> None:
+    """A web page may send some types to any site without asking; JSON is not one of them."""
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            kind = value.split(b";")[0].strip().lower()
+            if kind == b"application/json" or kind.endswith(b"+json"):
+                return
+            break
+    else:
+        kind = b""
+    raise HttpError(
+        415,
+        "invalid",
+        f"content-type: {kind[:60].decode('latin-1') or 'missing'}, must be application/json",
+        hint="send the header 'Content-Type: application/json'",
+    )
+
+
+async def read_body(receive: Receive) -> bytes:
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        return body
+    parts = [body]
+    while message.get("more_body"):
+        message = await receive()
+        _raise_if_gone(message)
+        parts.append(message.get("body", b""))
+    return b"".join(parts)
+
+
+async def chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises when the client leaves before its end, so that nothing half
+    is kept.
+    """
+    more = True
+    while more:
+        message = await receive()
+        _raise_if_gone(message)
+        more = message.get("more_body", False)
+        if body := message.get("body", b""):
+            yield body
+
+
+def _raise_if_gone(message: Message) -> None:
+    if message["type"] == "http.disconnect":
+        raise HttpError(400, "invalid", "the client left before the end of its request")
+
+
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+async def read_json(request: Request, shape: type[T]) -> T:
+    """The body as `shape`; an empty body counts as `{}`."""
+    body = await read_body(request.receive)
+    if body:
+        require_json(request.scope)
+    decoder: msgspec.json.Decoder[T] | None = _DECODERS.get(shape)
+    if decoder is None:
+        decoder = _DECODERS.setdefault(shape, msgspec.json.Decoder(shape))
+    return parse(decoder, body or b"{}")

@@ -1,0 +1,86 @@
+"""The graceful stop: what begins is refused, what runs may end, what does not end in time is
+cut.
+
+`Gate` wraps the whole app. `close()` refuses new work and tells the endless streams (terminals,
+watches) to end; `idle()` waits for the rest; `cut()` ends what is still there: a request that has
+not been answered gets a 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from capsule.edge.errors import send_error
+from capsule.errors import UnavailableError
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.closing = asyncio.Event()
+        self._requests: set[asyncio.Task[object]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._cutting = False
+
+    def admit(self) -> None:
+        """Called before anything is begun that takes time. Raises UnavailableError while
+        stopping.
+        """
+        if self.closing.is_set():
+            raise stopping()
+
+    def close(self) -> None:
+        self.closing.set()
+
+    async def idle(self) -> None:
+        await self._idle.wait()
+
+    def cut(self) -> int:
+        """How many requests and sockets had to be cut."""
+        self._cutting = True
+        for task in self._requests:
+            task.cancel()
+        return len(self._requests)
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        async def gated(scope: Scope, receive: Receive, send: Send) -> None:
+            task = asyncio.current_task()
+            assert task is not None  # ASGI servers run apps in tasks
+            self._requests.add(task)
+            self._idle.clear()
+            try:
+                await self._run(app, scope, receive, send, task)
+            finally:
+                self._requests.discard(task)
+                if not self._requests:
+                    self._idle.set()
+
+        return gated
+
+    async def _run(
+        self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, task: asyncio.Task[object]
+    ) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if not self._cutting:
+                raise
+            task.uncancel()
+            if not begun:
+                await send_error(scope, receive, send, stopping())
+
+
+def stopping() -> UnavailableError:
+    return UnavailableError(
+        "the server is stopping",
+        hint="try again in a moment; sandboxes and execs outlive a restart",
+    )

@@ -1,0 +1,119 @@
+"""The one place where an error becomes an answer.
+
+Over HTTP it is `{"error": {"code", "message", "hint"?, "details"?}}` with the status of its
+class, over JSON-RPC the same object is `error.data`, with the class's number as `error.code`. An
+exception nobody meant to raise is logged with an id, and the client learns only that id.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from capsule.errors import CapacityError, CapsuleError, InternalError, InvalidError
+
+log = logging.getLogger("capsule.edge")
+
+JSON_HEADERS = [(b"content-type", b"application/json")]
+
+
+class HttpError(CapsuleError):
+    """What only HTTP knows: a method that a path does not have, a media type, a slow body."""
+
+    def __init__(self, status: int, code: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.http_status = status  # type: ignore[misc]  # one class for the few codes of HTTP itself
+        self.code = code  # type: ignore[misc]  # as above
+
+
+def understand(error: BaseException) -> CapsuleError:
+    """What the client gets to know of `error`. Logs it when it is a bug of ours."""
+    if isinstance(error, CapsuleError):
+        return error
+    if isinstance(error, HTTPException):
+        return _of_http(error)
+    incident = secrets.token_hex(6)
+    log.error("incident %s: %r", incident, error, exc_info=error)
+    return InternalError(
+        f"internal error, incident {incident}",
+        hint="the server's log has the cause under this id",
+        incident=incident,
+    )
+
+
+def _of_http(error: HTTPException) -> CapsuleError:
+    match error.status_code:
+        case 404:
+            return HttpError(404, "not_found", "no such path", hint="GET /docs lists every path")
+        case 405:
+            return HttpError(405, "invalid", "this path does not know that method")
+        case status:
+            return HttpError(status, "invalid", str(error.detail).replace("\n", " "))
+
+
+def http_body(error: CapsuleError) -> bytes:
+    return encode({"error": error.to_json()})
+
+
+def http_headers(error: CapsuleError, body: bytes) -> list[tuple[bytes, bytes]]:
+    headers = [*JSON_HEADERS, (b"content-length", b"%d" % len(body))]
+    if (seconds := retry_after(error)) is not None:
+        headers.append((b"retry-after", seconds))
+    if error.http_status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.http_status in (408, 413):
+        # The rest of the body will not be read, so the connection cannot carry another request.
+        headers.append((b"connection", b"close"))
+    return headers
+
+
+def retry_after(error: CapsuleError) -> bytes | None:
+    if isinstance(error, CapacityError):
+        return b"%d" % max(1, math.ceil(error.retry_after))
+    return b"1" if error.http_status == 503 else None
+
+
+def rpc_error(error: CapsuleError) -> dict[str, Any]:
+    return {"code": error.rpc_code, "message": error.message, "data": error.to_json()}
+
+
+def encode(value: Any) -> bytes:
+    """JSON that always succeeds: a lone surrogate in a message or a name must not become a 500."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_readable(msgspec.to_builtins(value)))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(item) for item in value]
+    return value
+
+
+async def send_error(scope: Scope, receive: Receive, send: Send, error: CapsuleError) -> None:
+    """Answer a request, or refuse a WebSocket before it is accepted, with `error`."""
+    body = http_body(error)
+    prefix = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
+    await send(
+        {
+            "type": f"{prefix}.start",
+            "status": error.http_status,
+            "headers": http_headers(error, body),
+        }
+    )
+    await send({"type": f"{prefix}.body", "body": body})
+
+
+def invalid_field(field: str, problem: str, *, hint: str | None = None) -> InvalidError:
+    return InvalidError(f"{field}: {problem}", hint=hint, field=field)

@@ -1,0 +1,177 @@
+"""An exec over a WebSocket, with its input: `ws://…/v1/sandboxes/{id}/exec/ws`.
+
+The first message, JSON in text, says what it is about:
+
+    {"type": "start", "cmd": …, …}      as the body of POST …/execs (also `code`, `tty`); stdin
+                                        stays open unless "stdin_open" is false
+    {"type": "attach", "exec_id": "…", "stdout": 0, "stderr": 0}    go on, from these offsets
+    both take "frames": "text" (the default) or "binary"
+
+From the server:
+
+    {"type": "started", "exec_id": "…", "pid": 7}
+    {"type": "stdout"|"stderr"|"pty", "offset": 0, "data": "…"}     frames: text; whole characters
+    1 byte stream (1 stdout, 2 stderr, 3 pty), 8 bytes offset (big-endian), data    frames: binary
+    {"type": "gap", "stream": "…", "start": 0, "end": 0}            bytes that are no longer kept
+    {"type": "exit", …}                                as in an exec's result; then close 1000
+    {"type": "error", "code": "…", "message": "…"}     the exec may go on; then close 1011
+
+To the server: binary messages are input; `{"type": "input", "data": "…"}` is input as text,
+`{"type": "eof"}` its end, `{"type": "signal", "signal": "INT"}`,
+`{"type": "resize", "rows": 40, "cols": 120}`.
+
+A client that leaves, or is cut off, ends nothing: it attaches again from the offset behind the
+last data it got.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from capsule.edge import shapes as s
+from capsule.edge.errors import understand
+from capsule.edge.follow import Chunk, Event, Follower
+from capsule.edge.sockets import Left, Socket, guarded, race
+from capsule.edge.verbs import Verbs
+from capsule.edge.views import GapView, StartedView
+from capsule.errors import InvalidError, WrongStateError
+from capsule.link.exec_stream import ExecStream
+from capsule.model import Stream
+
+Frames = Literal["text", "binary"]
+_HEAD = struct.Struct(">BQ")
+_NUMBERS = {Stream.STDOUT: 1, Stream.STDERR: 2, Stream.PTY: 3}
+
+
+class StartMessage(s.Start, kw_only=True, frozen=True, tag="start"):
+    stdin_open: bool = True
+    frames: Frames = "text"
+
+
+class AttachMessage(s.OfExec, kw_only=True, frozen=True, tag="attach"):
+    stdout: s.Offset = 0
+    stderr: s.Offset = 0
+    input: bool = True
+    frames: Frames = "text"
+
+
+class InputMessage(s.Shape, kw_only=True, frozen=True, tag="input"):
+    data: str
+
+
+class EofMessage(s.Shape, kw_only=True, frozen=True, tag="eof"):
+    pass
+
+
+class SignalMessage(s.Shape, kw_only=True, frozen=True, tag="signal"):
+    signal: s.SignalName
+
+
+class ResizeMessage(s.Shape, kw_only=True, frozen=True, tag="resize"):
+    rows: s.Side
+    cols: s.Side
+
+
+First = StartMessage | AttachMessage
+Later = InputMessage | EofMessage | SignalMessage | ResizeMessage
+_FIRST: msgspec.json.Decoder[First] = msgspec.json.Decoder(First)
+_LATER: msgspec.json.Decoder[Later] = msgspec.json.Decoder(Later)
+
+
+class ExecSocketEndpoint:
+    def __init__(self, verbs: Verbs) -> None:
+        self._verbs = verbs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await guarded(Socket(scope, receive, send), self._serve)
+
+    async def _serve(self, socket: Socket) -> None:
+        id = socket.scope["path_params"]["id"]
+        self._verbs.service.get(id)  # an unknown sandbox is a 404 before the handshake
+        await socket.accept()
+        first = await self._first(socket)
+        try:
+            stream = await self._open(id, first)
+        except Exception as error:  # told in a message: there is an open socket for it
+            await self._fail(socket, error)
+            return
+        async with stream:
+            await socket.tell("started", StartedView(exec_id=stream.exec_id, pid=stream.pid))
+            await self._converse(socket, stream, first)
+
+    async def _first(self, socket: Socket) -> First:
+        message = await socket.receive()
+        if isinstance(message, bytes):
+            raise InvalidError("the first message must be text: what to start or attach to")
+        return s.parse(_FIRST, message.encode())
+
+    async def _open(self, id: str, first: First) -> ExecStream:
+        if isinstance(first, StartMessage):
+            return await self._verbs.open(id, first)
+        return await self._verbs.service.attach(
+            id, first.exec_id, stdout=first.stdout, stderr=first.stderr, input=first.input
+        )
+
+    async def _converse(self, socket: Socket, stream: ExecStream, first: First) -> None:
+        stdout, stderr = (
+            (first.stdout, first.stderr) if isinstance(first, AttachMessage) else (0, 0)
+        )
+        text = first.frames == "text"
+        follower = Follower(stream, text=text, stdout=stdout, stderr=stderr)
+        try:
+            await race(_send_output(socket, follower), _take_input(socket, stream))
+        except (InvalidError, Left):
+            raise  # a message that makes no sense, or nobody there: `guarded` closes
+        except Exception as error:
+            await self._fail(socket, error)
+        else:
+            await socket.close(1000, f"the program {stream.exit.reason}" if stream.exit else "")
+
+    async def _fail(self, socket: Socket, error: Exception) -> None:
+        known = understand(error)
+        await socket.tell("error", known.to_json())
+        await socket.close(1011, f"{known.code}: {known}")
+
+
+async def _send_output(socket: Socket, follower: Follower) -> None:
+    async for event in follower:
+        await _send_event(socket, event)
+
+
+async def _send_event(socket: Socket, event: Event) -> None:
+    if isinstance(event, GapView):
+        await socket.tell("gap", event)
+    elif not isinstance(event, Chunk):
+        await socket.tell("exit", event)
+    elif isinstance(event.data, bytes):
+        await socket.say(_HEAD.pack(_NUMBERS[event.stream], event.offset) + event.data)
+    else:
+        await socket.tell(event.stream, {"offset": event.offset, "data": event.data})
+
+
+async def _take_input(socket: Socket, stream: ExecStream) -> None:
+    """Ends only when the client leaves (Left): after the program's exit, input goes nowhere."""
+    async for message in socket.messages():
+        try:
+            await _pass_on(stream, message)
+        except WrongStateError:
+            continue
+
+
+async def _pass_on(stream: ExecStream, message: str | bytes) -> None:
+    if isinstance(message, bytes):
+        await stream.send(message)
+        return
+    match s.parse(_LATER, message.encode()):
+        case InputMessage(data=data):
+            await stream.send(data.encode())
+        case EofMessage():
+            await stream.send_eof()
+        case SignalMessage(signal=name):
+            await stream.signal(name.removeprefix("SIG"))
+        case ResizeMessage(rows=rows, cols=cols):
+            await stream.resize(rows, cols)

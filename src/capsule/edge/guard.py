@@ -1,0 +1,204 @@
+"""Who may talk to us at all: one layer for HTTP and WebSockets alike, before any route sees the
+request.
+
+1. Host: a name that is ours. A page that rebinds its own name to our address still sends its own
+   name.
+2. Origin: none (curl, SDKs), our own, or one the operator allowed. Browsers send it with every
+   WebSocket and every request that changes something, so a web page in the user's browser cannot
+   drive the server.
+3. Key: where keys are configured, one of them, as `Authorization: Bearer KEY` or `X-API-Key:
+   KEY`. A browser cannot set headers on a WebSocket; it offers the subprotocol `capsule.key.` +
+   base64url(KEY) without padding, beside the one it wants to speak. Keys are never taken from the
+   URL: those end up in logs.
+4. Body: a Meter (see `body`) in front of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from capsule.config import Config, is_loopback
+from capsule.edge.body import Meter
+from capsule.edge.errors import send_error
+from capsule.errors import CapsuleError, ForbiddenError, InvalidError, UnauthenticatedError
+
+KEY_PROTOCOL = "capsule.key."
+# What a browser or a load balancer must reach without a key: nothing here tells of any sandbox.
+PUBLIC = frozenset({"/", "/health", "/docs", "/openapi.json", "/favicon.ico"})
+_MAX_KEY = 1024
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class SiteGuard:
+    """Host and Origin, and the meter. Every refusal of the layers inside it is answered here."""
+
+    def __init__(self, app: ASGIApp, config: Config) -> None:
+        self._app = app
+        self._max_body = config.max_body
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
+        self._host_ok = lru_cache(maxsize=1024)(HostRule(config))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            host = self._check_host(scope["headers"])
+            self._check_origin(scope, host)
+            if scope["type"] == "http":
+                receive = self._metered(scope, receive)
+        except CapsuleError as error:
+            await send_error(scope, receive, send, error)
+            return
+        await self._app(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> str:
+        found = [value for name, value in headers if name == b"host"]
+        if len(found) != 1:
+            raise InvalidError(f"host: {len(found)} headers, must be one", field="host")
+        host = found[0].decode("latin-1").lower()
+        if not self._host_ok(host):
+            raise ForbiddenError(
+                f"host not allowed: {host[:100]!r}",
+                hint="use localhost, or add the name to CAPSULE_ALLOWED_HOSTS",
+            )
+        return host
+
+    def _check_origin(self, scope: Scope, host: str) -> None:
+        headers = dict(scope["headers"])
+        raw = headers.get(b"origin")
+        if raw is None:
+            _check_fetch_site(scope, headers)
+            return
+        origin = raw.decode("latin-1").lower()
+        if not _same_site(origin, host) and not self._origins & {origin, "*"}:
+            raise ForbiddenError(
+                f"origin not allowed: {origin[:100]!r}",
+                hint="add it to CAPSULE_ALLOWED_ORIGINS if you trust this site with your sandboxes",
+            )
+
+    def _metered(self, scope: Scope, receive: Receive) -> Receive:
+        meter = Meter(receive, length=_body_length(scope["headers"]), limit=self._max_body)
+        scope["capsule.meter"] = meter
+        return meter
+
+
+class HostRule:
+    """Loopback's names, what the operator named, and any address if we listen beyond loopback.
+
+    An address cannot be rebound, and the server does not know all addresses it is reached by.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._names = {name.lower() for name in (*config.allowed_hosts, config.host)}
+        self._any_address = not is_loopback(config.host)
+
+    def __call__(self, host: str) -> bool:
+        name = _without_port(host)
+        if "*" in self._names or name in self._names or host in self._names:
+            return True
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        try:
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return address.is_loopback or self._any_address
+
+
+class KeyGuard:
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._digests and scope["path"] not in PUBLIC:
+            key = _presented(scope)
+            if key is None or not self._known(key):
+                problem = "no API key" if key is None else "unknown API key"
+                hint = "send the header 'Authorization: Bearer KEY'"
+                error = UnauthenticatedError(problem, hint=hint)
+                await send_error(scope, receive, send, error)
+                return
+        await self._app(scope, receive, send)
+
+    def _known(self, key: str) -> bool:
+        # Always against every key, and over digests of one length: the time tells nothing.
+        presented = _digest(key)
+        found = False
+        for digest in self._digests:
+            found |= hmac.compare_digest(digest, presented)
+        return found
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _presented(scope: Scope) -> str | None:
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer" and token:
+        return _text(token)
+    if key := headers.get(b"x-api-key"):
+        return _text(key)
+    for name in scope.get("subprotocols", ()):
+        if name.startswith(KEY_PROTOCOL):
+            return _from_base64url(name.removeprefix(KEY_PROTOCOL)[: 2 * _MAX_KEY])
+    return None
+
+
+def _text(key: bytes) -> str:
+    return key.strip()[:_MAX_KEY].decode("utf-8", "surrogateescape")
+
+
+def _from_base64url(text: str) -> str:
+    try:
+        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return ""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _check_fetch_site(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """No Origin: not a browser, or a browser that loads something (a link, an image). A link may be
+    followed.
+    """
+    site = headers.get(b"sec-fetch-site", b"none")
+    if site in (b"none", b"same-origin"):
+        return
+    if scope.get("method") in ("GET", "HEAD") and headers.get(b"sec-fetch-mode") == b"navigate":
+        return
+    raise ForbiddenError(
+        "request from another site refused", hint="open the page itself, or use an SDK"
+    )
+
+
+def _same_site(origin: str, host: str) -> bool:
+    scheme, _, netloc = origin.partition("://")
+    if scheme not in ("http", "https") or not netloc:
+        return False
+    default = ":80" if scheme == "http" else ":443"
+    return netloc.removesuffix(default) == host.removesuffix(default)
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def _body_length(headers: Headers) -> int | None:
+    """None: not known beforehand (chunked)."""
+    length: int | None = 0
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length":
+            length = int(value) if value.isdigit() else None
+    return length

@@ -1,0 +1,68 @@
+"""The methods of JSON-RPC: which name takes what and does what. `sandbox.v1.*` is the interface;
+`sandbox.*` the older one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from capsule.edge import shapes as s
+from capsule.edge import views as v
+from capsule.edge.files import FileVerbs
+from capsule.edge.rpc import Method
+from capsule.edge.verbs import Verbs
+from capsule.model import Usage
+
+
+def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
+    return {
+        "sandbox.v1.create": Method(s.Create, verbs.create, v.SandboxView),
+        "sandbox.v1.get": on_sandbox(s.Nothing, verbs.get, v.SandboxView),
+        "sandbox.v1.list": Method(s.ListSandboxes, verbs.list, v.SandboxesView),
+        "sandbox.v1.delete": on_sandbox(s.Nothing, verbs.delete, v.DeletedView),
+        "sandbox.v1.setTimeout": on_sandbox(s.SetTimeout, verbs.set_timeout, v.SandboxView),
+        "sandbox.v1.keepAlive": on_sandbox(s.Nothing, verbs.keep_alive, v.SandboxView),
+        "sandbox.v1.metrics": on_sandbox(s.Nothing, verbs.metrics, Usage),
+        "sandbox.v1.exec": on_sandbox(s.Exec, verbs.exec, v.ExecView),
+        "sandbox.v1.run": on_sandbox(s.Run, verbs.run, v.ExecView),
+        "sandbox.v1.batch": on_sandbox(s.Batch, verbs.batch, v.BatchView),
+        "sandbox.v1.start": on_sandbox(s.Start, verbs.start, v.StartedView),
+        "sandbox.v1.execs": on_sandbox(s.Nothing, verbs.execs, v.ExecsView),
+        "sandbox.v1.attach": on_sandbox(s.Attach, verbs.attach, v.AttachView),
+        "sandbox.v1.kill": on_sandbox(s.Kill, verbs.kill, v.KilledView),
+        "sandbox.v1.sendInput": on_sandbox(s.SendInput, verbs.send_input, v.SentView),
+        "sandbox.v1.resize": on_sandbox(s.Resize, verbs.resize, v.DoneView),
+        "sandbox.v1.writeFile": on_sandbox(s.WriteFile, files.write, v.WrittenView),
+        "sandbox.v1.readFile": on_sandbox(s.ReadFile, files.read, v.ContentView),
+        "sandbox.v1.listDir": on_sandbox(s.ListDir, files.list, v.ListingView),
+        "sandbox.v1.stat": on_sandbox(s.Stat, files.stat, v.FileView),
+        "sandbox.v1.mkdir": on_sandbox(s.Mkdir, files.mkdir, v.DoneView),
+        "sandbox.v1.move": on_sandbox(s.Move, files.move, v.DoneView),
+        "sandbox.v1.remove": on_sandbox(s.Remove, files.remove, v.DoneView),
+        "sandbox.v1.chmod": on_sandbox(s.Chmod, files.chmod, v.DoneView),
+        "sandbox.create": Method(s.Create, verbs.create_old, v.SandboxView),
+        "sandbox.exec": on_sandbox(s.RunOld, verbs.run_old, v.OldExecView),
+        "sandbox.delete": on_sandbox(s.Nothing, verbs.delete, v.DeletedView),
+    }
+
+
+def on_sandbox(
+    shape: type[s.Shape], verb: Callable[[str, Any], Awaitable[Any]], returns: Any
+) -> Method:
+    """A method on one sandbox: its params are the shape's fields, and `id`."""
+    params = msgspec.defstruct(
+        f"{shape.__name__}Params",
+        [("id", s.Id)],
+        bases=(shape,),
+        kw_only=True,
+        frozen=True,
+        forbid_unknown_fields=True,
+    )
+
+    async def run(p: Any) -> Any:
+        return await verb(p.id, p)
+
+    return Method(params, run, returns, lane=lambda p: p.id)

@@ -1,0 +1,195 @@
+"""uvicorn, made patient with the right things: limits on what a peer may hold without getting
+anywhere, and a stop that first drains.
+
+    serve ── uvicorn's loop
+     └─ on SIGTERM or SIGINT: _drain (once; a second signal cuts at once)
+         gate.close → gate.idle or drain_timeout → gate.cut → uvicorn's own shutdown
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from capsule.config import Config
+from capsule.edge.drain import Gate
+from capsule.edge.errors import http_body
+from capsule.errors import InvalidError
+
+log = logging.getLogger("capsule.edge")
+
+HEADER_PATIENCE = 20.0  # from the first byte (or the connection) to the end of a request's headers
+WRITE_PATIENCE = 60.0  # a peer that takes nothing of what we send for this long is gone
+MAX_HEADERS = 64 * 1024
+KEEP_ALIVE = 75  # longer than clients keep theirs: they close first, and no request is lost
+MAX_MESSAGE = 1024 * 1024  # of a WebSocket
+
+
+class Timer:
+    """A deadline that is armed and disarmed for every request."""
+
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._action = action
+        self._handle: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_later(self._seconds, self._action)
+
+    def disarm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+class HttpConnection(HttpToolsProtocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _keep_probing(transport)
+        self._header_size = 0
+        self._headers_due = Timer(HEADER_PATIENCE, transport.close)
+        self._write_due = Timer(WRITE_PATIENCE, transport.abort)
+        self._headers_due.arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers_due.disarm()
+        self._write_due.disarm()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._header_size = 0
+        self._headers_due.arm()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._headers_due.disarm()
+        super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._header_size += size
+        if self._header_size > MAX_HEADERS:
+            raise ValueError(f"more than {MAX_HEADERS} bytes of headers")  # answered with a 400
+
+    def pause_writing(self) -> None:
+        self._write_due.arm()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._write_due.disarm()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        body = http_body(InvalidError("not a valid HTTP request, or its headers are too long"))
+        head = (
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        )
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
+
+
+class SocketConnection(WebSocketsSansIOProtocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._write_due = Timer(WRITE_PATIENCE, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._write_due.disarm()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._write_due.arm()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._write_due.disarm()
+        super().resume_writing()
+
+
+def _keep_probing(transport: asyncio.Transport) -> None:
+    """The kernel finds out about peers that vanished without a word."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 30),
+        (socket.TCP_KEEPINTVL, 10),
+        (socket.TCP_KEEPCNT, 3),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+class Server(uvicorn.Server):
+    def __init__(
+        self, config: Config, app: Any, gate: Gate, *, on_drain: Callable[[], None]
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=HttpConnection,
+                ws=SocketConnection,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=2,
+                ws_max_size=MAX_MESSAGE,
+                ws_ping_interval=20,
+                ws_ping_timeout=20,
+                ws_per_message_deflate=False,
+            )
+        )
+        self._gate = gate
+        self._on_drain = on_drain
+        self._drain_timeout = config.drain_timeout
+        self._draining: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal again at the end: a graceful stop would not exit with 0.
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                with contextlib.suppress(ValueError, RuntimeError):  # not the main thread
+                    loop.add_signal_handler(number, self.stop)
+                    stack.callback(loop.remove_signal_handler, number)
+            yield
+
+    def stop(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        else:
+            self._finish()
+
+    async def _drain(self) -> None:
+        log.info("stopping: waiting up to %g s for what runs", self._drain_timeout)
+        self._on_drain()
+        self._gate.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._gate.idle(), self._drain_timeout)
+        self._finish()
+
+    def _finish(self) -> None:
+        if cut := self._gate.cut():
+            log.warning("stopping: cut %d requests that did not end in time", cut)
+        self.should_exit = True

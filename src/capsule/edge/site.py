@@ -1,0 +1,159 @@
+"""All surfaces as one ASGI app: `/rpc` straight to its function, everything else through FastAPI's
+router, the guards around both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from capsule.config import Config
+from capsule.edge import docs_page
+from capsule.edge.drain import Gate
+from capsule.edge.errors import send_error, understand
+from capsule.edge.exec_socket import ExecSocketEndpoint
+from capsule.edge.files import FileVerbs
+from capsule.edge.guard import KeyGuard, SiteGuard
+from capsule.edge.methods import build_methods
+from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
+from capsule.edge.rest_files import file_routes
+from capsule.edge.routing import Described, add_schemas, failure, reply
+from capsule.edge.rpc import Rpc
+from capsule.edge.terminal import TerminalEndpoint
+from capsule.edge.verbs import Verbs
+from capsule.service import Service
+
+DESCRIPTION = "Run untrusted code in sandboxes."
+GUIDE = """\
+curl -X POST localhost:8080/v1/sandboxes
+curl localhost:8080/v1/sandboxes/ID/execs -H 'Content-Type: application/json' \\
+     -d '{"code": "print(6 * 7)"}'
+curl -X DELETE localhost:8080/v1/sandboxes/ID
+
+JSON-RPC 2.0   POST /rpc, methods sandbox.v1.*
+terminal       ws://localhost:8080/terminal/ID
+exec + input   ws://localhost:8080/v1/sandboxes/ID/exec/ws"""
+
+
+def build_site(config: Config, service: Service, gate: Gate, version: str) -> ASGIApp:
+    verbs, files = Verbs(config, service, gate), FileVerbs(config, service)
+    rpc = Rpc(build_methods(verbs, files))
+    web = build_web(verbs, files, version)
+
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/rpc" and scope["type"] == "http":
+            await rpc(scope, receive, send)
+        else:
+            await web(scope, receive, send)
+
+    site: ASGIApp = KeyGuard(answering(route), config.api_keys)
+    if config.allowed_origins:
+        site = with_cors(site, config)
+    return gate.wrap(SiteGuard(site, config))
+
+
+def build_web(verbs: Verbs, files: FileVerbs, version: str) -> FastAPI:
+    types: Described = set()
+    web = FastAPI(
+        title="Capsule",
+        version=version,
+        description=DESCRIPTION,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    web.include_router(sandbox_routes(verbs, types))
+    web.include_router(exec_routes(verbs, types))
+    web.include_router(file_routes(verbs, files, types))
+    web.include_router(server_routes(verbs, types, version))
+    terminal, exec_socket = TerminalEndpoint(verbs), ExecSocketEndpoint(verbs)
+    for path, endpoint in (
+        ("/terminal/{id}", terminal),
+        ("/sandbox/{id}/stream", terminal),
+        ("/v1/sandboxes/{id}/exec/ws", exec_socket),
+    ):
+        web.router.routes.append(WebSocketRoute(path, endpoint))
+    web.add_exception_handler(HTTPException, _no_route)
+    _add_documents(web, types)
+    return web
+
+
+def _add_documents(web: FastAPI, types: Described) -> None:
+    made: dict[str, Any] = {}
+
+    def document() -> dict[str, Any]:
+        if not made:
+            made.update(
+                get_openapi(
+                    title=web.title,
+                    version=web.version,
+                    description=web.description,
+                    routes=web.routes,
+                )
+            )
+            add_schemas(made, types)
+        return made
+
+    async def openapi(request: Request) -> Response:
+        return reply(document())
+
+    async def docs(request: Request) -> Response:
+        policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return HTMLResponse(docs_page.render(document(), GUIDE), headers=policy)
+
+    async def root(request: Request) -> Response:
+        return RedirectResponse("/docs")
+
+    web.openapi = document  # type: ignore[method-assign]  # FastAPI's own way to replace it
+    web.add_route("/openapi.json", openapi, include_in_schema=False)
+    web.add_route("/docs", docs, include_in_schema=False)
+    web.add_route("/", root, include_in_schema=False)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    return failure(understand(error))
+
+
+def answering(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> ASGIApp:
+    """The last resort: whatever was raised before an answer began becomes one."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Any) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, watched)
+        except Exception as error:
+            known = understand(error)
+            if not begun:
+                await send_error(scope, receive, send, known)
+
+    return answer
+
+
+def with_cors(app: ASGIApp, config: Config) -> ASGIApp:
+    """Browsers of allowed origins need to be told that they may; SiteGuard has refused all
+    others.
+    """
+    return CORSMiddleware(
+        app,
+        allow_origins=config.allowed_origins,
+        allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["Content-Range", "ETag", "Retry-After"],
+        max_age=600,
+    )

@@ -1,0 +1,137 @@
+"""What every WebSocket of ours does alike: errors before and after the handshake, closing, two
+directions at once.
+
+guarded ── the handler
+            └─ race: out (program → client), in (client → program), and whatever else may end it
+               the first to finish ends the others
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from capsule.edge.errors import encode, send_error, understand
+from capsule.errors import CapsuleError, InvalidError
+
+T = TypeVar("T")
+
+RESTART = 1012
+RESTART_REASON = "the server restarts; come back, what runs goes on"
+_MAX_REASON = 123  # bytes; the frame has no room for more
+
+
+class Left(Exception):
+    """The client has gone."""
+
+
+class Socket:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.accepted = False
+        self._receive = receive
+        self._send = send
+
+    def offers(self, protocol: str) -> bool:
+        return protocol in self.scope.get("subprotocols", ())
+
+    async def accept(self, protocol: str | None = None) -> None:
+        await self._receive()  # websocket.connect
+        self.accepted = True
+        await self._put({"type": "websocket.accept", "subprotocol": protocol})
+
+    async def receive(self) -> str | bytes:
+        """Raises Left."""
+        message = await self._receive()
+        if message["type"] == "websocket.disconnect":
+            raise Left
+        text: str | None = message.get("text")
+        return message.get("bytes") or b"" if text is None else text
+
+    async def messages(self) -> AsyncIterator[str | bytes]:
+        while True:
+            yield await self.receive()
+
+    async def say(self, data: str | bytes) -> None:
+        kind = "text" if isinstance(data, str) else "bytes"
+        await self._put({"type": "websocket.send", kind: data})
+
+    async def tell(self, type: str, body: Any = None) -> None:
+        """A JSON message: `type` first, then the fields of `body`."""
+        fields = msgspec.to_builtins(body) if body is not None else {}
+        await self.say(encode({"type": type, **fields}).decode())
+
+    async def close(self, code: int, reason: str = "") -> None:
+        cut = reason.encode()[:_MAX_REASON].decode("utf-8", "ignore")
+        await self._put({"type": "websocket.close", "code": code, "reason": cut})
+
+    async def _put(self, message: dict[str, Any]) -> None:
+        try:
+            await self._send(message)
+        except (OSError, RuntimeError):
+            # uvicorn's ClientDisconnected is an OSError; RuntimeError: a close crossed ours
+            raise Left from None
+
+
+async def guarded(socket: Socket, handler: Callable[[Socket], Awaitable[None]]) -> None:
+    """Run a handler. What it raises becomes an HTTP answer before the handshake, a close after
+    it.
+    """
+    try:
+        await handler(socket)
+    except Left:
+        pass
+    except asyncio.CancelledError:
+        if socket.accepted:
+            await _close_quietly(socket, RESTART, RESTART_REASON)
+        raise
+    except Exception as error:  # the edge: whatever it is becomes an answer
+        await _refuse(socket, understand(error))
+
+
+async def _refuse(socket: Socket, error: CapsuleError) -> None:
+    if not socket.accepted:
+        await send_error(socket.scope, socket._receive, socket._send, error)
+        return
+    code = 1008 if isinstance(error, InvalidError) else 1011
+    await _close_quietly(socket, code, f"{error.code}: {error}")
+
+
+async def _close_quietly(socket: Socket, code: int, reason: str) -> None:
+    try:
+        await socket.close(code, reason)
+    except Left:
+        pass
+
+
+async def race(*runners: Coroutine[Any, Any, object]) -> int:
+    """Run all until the first ends, then cancel the others. Which one it was; raises what it
+    raised.
+    """
+    tasks = [asyncio.ensure_future(runner) for runner in runners]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        first = next((i for i, task in enumerate(tasks) if task.done()), 0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    tasks[first].result()
+    return first
+
+
+def query(scope: Scope, shape: type[T]) -> T:
+    """The query string as `shape`: numbers may be written as text there."""
+    words = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    try:
+        return msgspec.convert(words, shape, strict=False)
+    except msgspec.ValidationError as error:
+        problem, _, where = str(error).partition(" - at `$.")
+        field = where.rstrip("`")
+        text = f"query {field}: {problem}" if field else f"query: {problem}"
+        raise InvalidError(text[:300], field=field or "query") from None

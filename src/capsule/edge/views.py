@@ -1,0 +1,321 @@
+"""What clients get, as types: the seeds' fields first, further ones after them. One shape for every
+surface.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from capsule.edge.text import is_text, show
+from capsule.model import ExecInfo, Exit, FileStat, Limits, Template, Unenforced, Usage
+from capsule.providers.contract import Capabilities, Finding
+from capsule.service import ExecResult, Sandbox
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class SandboxView(View, frozen=True, kw_only=True):
+    id: str
+    template: str
+    created_at: datetime
+    expires_at: datetime
+    state: str
+    provider: str
+    isolation: str | None
+    ttl_ms: int
+    idle_timeout_ms: int
+    limits: Limits
+    unenforced: tuple[Unenforced, ...]
+    metadata: Mapping[str, str]
+    reason: str
+    sandbox_id: str | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, sandbox: Sandbox, *, old: bool = False) -> SandboxView:
+        return cls(
+            id=sandbox.id,
+            template=sandbox.template,
+            created_at=sandbox.created_at,
+            expires_at=sandbox.expires_at,
+            state=sandbox.state,
+            provider=sandbox.provider,
+            isolation=sandbox.isolation,
+            ttl_ms=round(sandbox.ttl * 1000),
+            idle_timeout_ms=round(sandbox.idle_timeout * 1000),
+            limits=sandbox.limits,
+            unenforced=sandbox.unenforced,
+            metadata=sandbox.metadata,
+            reason=sandbox.reason,
+            sandbox_id=sandbox.id if old else UNSET,
+        )
+
+
+class SandboxesView(View, frozen=True, kw_only=True):
+    sandboxes: list[SandboxView]
+
+
+class DeletedView(View, frozen=True, kw_only=True):
+    deleted: bool = True
+
+
+class ExitView(View, frozen=True, kw_only=True):
+    """How a program ended."""
+
+    exit_code: int
+    timed_out: bool
+    duration_ms: int
+    reason: str
+    signal: int
+    stdout_truncated: bool
+    stderr_truncated: bool
+    stdout_bytes: int
+    stderr_bytes: int
+    cpu_ms: float
+    max_rss_bytes: int
+    exec_id: str
+
+    @classmethod
+    def of(cls, exec_id: str, exit: Exit) -> ExitView:
+        return cls(**_exit_fields(exec_id, exit))
+
+
+class ExecView(View, frozen=True, kw_only=True):
+    """How a program ended, and what it wrote."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    timed_out: bool
+    duration_ms: int
+    reason: str
+    signal: int
+    stdout_truncated: bool
+    stderr_truncated: bool
+    stdout_bytes: int
+    stderr_bytes: int
+    cpu_ms: float
+    max_rss_bytes: int
+    exec_id: str
+
+    @classmethod
+    def of(cls, result: ExecResult, encoding: str = "text") -> ExecView:
+        return cls(
+            stdout=show(result.stdout, encoding),
+            stderr=show(result.stderr, encoding),
+            **_exit_fields(result.id, result.exit),
+        )
+
+
+def _exit_fields(exec_id: str, exit: Exit) -> dict[str, Any]:
+    return {
+        "exit_code": exit.exit_code,
+        "timed_out": exit.timed_out,
+        "duration_ms": round(exit.duration_ms),
+        "reason": exit.reason,
+        "signal": exit.signal,
+        "stdout_truncated": exit.stdout_truncated,
+        "stderr_truncated": exit.stderr_truncated,
+        "stdout_bytes": exit.stdout_bytes,
+        "stderr_bytes": exit.stderr_bytes,
+        "cpu_ms": exit.cpu_ms,
+        "max_rss_bytes": exit.max_rss_bytes,
+        "exec_id": exec_id,
+    }
+
+
+class OldExecView(View, frozen=True, kw_only=True):
+    """`sandbox.exec` of the older interface: these three, and no more."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+
+
+class BatchView(View, frozen=True, kw_only=True):
+    results: list[ExecView]
+    stopped: bool  # a command failed, and those after it were not run
+
+
+class StartedView(View, frozen=True, kw_only=True):
+    exec_id: str
+    pid: int
+
+
+class ExecInfoView(View, frozen=True, kw_only=True):
+    exec_id: str
+    pid: int
+    cmd: tuple[str, ...]
+    tty: bool
+    running: bool
+    started_ms_ago: float
+    stdout_bytes: int
+    stderr_bytes: int
+    exit: ExitView | None
+    stdout: str | UnsetType = UNSET
+    stderr: str | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, info: ExecInfo) -> ExecInfoView:
+        return cls(
+            exec_id=info.id,
+            pid=info.pid,
+            cmd=info.argv,
+            tty=info.tty,
+            running=info.running,
+            started_ms_ago=info.started_ms_ago,
+            stdout_bytes=info.stdout_bytes,
+            stderr_bytes=info.stderr_bytes,
+            exit=ExitView.of(info.id, info.exit) if info.exit else None,
+        )
+
+
+class ExecsView(View, frozen=True, kw_only=True):
+    execs: list[ExecInfoView]
+
+
+class GapView(View, frozen=True, kw_only=True):
+    """Bytes `start` up to `end` of a stream are no longer kept."""
+
+    stream: str
+    start: int
+    end: int
+
+
+class AttachView(View, frozen=True, kw_only=True):
+    """Output from the offsets asked for; ask again with `stdout_offset` and `stderr_offset`."""
+
+    stdout: str
+    stderr: str
+    stdout_offset: int
+    stderr_offset: int
+    running: bool
+    gaps: list[GapView]
+    exit: ExitView | None
+
+
+class KilledView(View, frozen=True, kw_only=True):
+    running: bool  # whether it had been
+
+
+class SentView(View, frozen=True, kw_only=True):
+    bytes: int
+
+
+class DoneView(View, frozen=True, kw_only=True):
+    ok: bool = True
+
+
+class WrittenView(View, frozen=True, kw_only=True):
+    path: str
+    size: int
+
+
+class ContentView(View, frozen=True, kw_only=True):
+    content: str
+    size: int  # of the file; `content` may be a part of it
+
+
+class FileView(View, frozen=True, kw_only=True):
+    name: str
+    path: str
+    type: str
+    is_dir: bool
+    size: int
+    mode: int
+    mtime: float
+    target: str | None = None
+    name_base64: str | UnsetType = UNSET  # only where the name is not UTF-8
+
+    @classmethod
+    def of(cls, stat: FileStat, path: str) -> FileView:
+        return cls(
+            name=stat.name,
+            path=path,
+            type=stat.type,
+            is_dir=stat.type == "dir",
+            size=stat.size,
+            mode=stat.mode,
+            mtime=stat.mtime,
+            target=stat.target,
+            name_base64=UNSET if is_text(stat.name) else _raw(stat.name),
+        )
+
+
+def _raw(name: str) -> str:
+    return base64.b64encode(name.encode("utf-8", "surrogateescape")).decode("ascii")
+
+
+class ListingView(View, frozen=True, kw_only=True):
+    entries: list[FileView]
+    truncated: bool
+
+
+class UnpackedView(View, frozen=True, kw_only=True):
+    files: int
+    bytes: int
+
+
+class TemplateView(View, frozen=True, kw_only=True):
+    name: str
+    description: str
+    languages: list[str]
+    default_language: str
+    limits: Limits
+    network: str
+    ttl_ms: int
+
+    @classmethod
+    def of(cls, template: Template) -> TemplateView:
+        return cls(
+            name=template.name,
+            description=template.description,
+            languages=sorted(template.languages),
+            default_language=template.default_language,
+            limits=template.limits,
+            network=template.network,
+            ttl_ms=round(template.ttl * 1000),
+        )
+
+
+class TemplatesView(View, frozen=True, kw_only=True):
+    templates: list[TemplateView]
+
+
+class ProviderView(View, frozen=True, kw_only=True):
+    provider: str
+    usable: bool
+    isolation: str
+    features: list[str]
+    unenforced: tuple[Unenforced, ...]
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, found: Capabilities) -> ProviderView:
+        return cls(
+            provider=found.provider,
+            usable=found.usable,
+            isolation=found.isolation,
+            features=sorted(found.features),
+            unenforced=found.unenforced,
+            findings=found.findings,
+        )
+
+
+class CapabilitiesView(View, frozen=True, kw_only=True):
+    version: str
+    providers: dict[str, ProviderView]
+
+
+class HealthView(View, frozen=True, kw_only=True):
+    status: str
+
+
+MetricsView = Usage
