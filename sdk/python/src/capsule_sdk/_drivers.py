@@ -80,10 +80,10 @@ class Target:
         return problem
 
 
-def _chunks(body: Path | IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
+def chunks(body: Path | IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
     if isinstance(body, Path):
         with body.open("rb") as file:
-            yield from _chunks(file)
+            yield from chunks(file)
     elif hasattr(body, "read"):
         while chunk := body.read(CHUNK):
             if isinstance(chunk, str):
@@ -94,7 +94,7 @@ def _chunks(body: Path | IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
 
 
 async def _async_chunks(body: Path | IO[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
-    source = _chunks(body)
+    source = chunks(body)
     try:
         while chunk := await asyncio.to_thread(next, source, b""):
             yield chunk
@@ -165,7 +165,7 @@ class SyncDriver:
     def _send(self, call: Call, *, stream: bool) -> httpx.Response:
         if not _is_plain(call.body):
             call = _with_length(call)
-        content = call.body if _is_plain(call.body) else _chunks(call.body)  # type: ignore[arg-type]
+        content = call.body if _is_plain(call.body) else chunks(call.body)  # type: ignore[arg-type]
         try:
             return self._http.send(self.target.request(call, content), stream=stream)
         except httpx.HTTPError as error:

@@ -90,7 +90,7 @@ class Follower:
     """What one exec has said so far, as far as we have heard it."""
 
     def __init__(self, sandbox_id: str, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> None:
-        self.path = f"/v1/sandboxes/{sandbox_id}/execs/{exec_id}/events"
+        self.path = f"/v1/sandboxes/{sandbox_id}/execs/{exec_id}/stream"
         self.exit: Exit | None = None
         self._first, self._second = Joiner("stdout"), Joiner("stderr")
         self._first.offset, self._second.offset = stdout, stderr

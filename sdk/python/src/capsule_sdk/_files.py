@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlencode
 
-from ._drivers import AsyncDriver, SyncDriver
+from ._drivers import AsyncDriver, SyncDriver, chunks
 from ._flow import (
     Answer,
     Body,
@@ -35,6 +35,7 @@ WORKSPACE = "/workspace"
 # Below this, base64 in one JSON-RPC call is cheaper than a request of its own kind.
 SMALL = 256 * 1024
 
+Progress = Callable[[int], None]
 Content = str | bytes | bytearray | Path | IO[bytes] | Iterable[bytes]
 
 
@@ -119,27 +120,38 @@ class FileMethods:
         yield from self._rpc("remove", params, repeatable=False)
 
     @method
-    def upload(self, local: str | Path, path: str | None = None) -> Flow[Transfer]:
-        """Copy a local file or folder to `path` (default: its own name in the workspace)."""
+    def upload(
+        self, local: str | Path, path: str | None = None, *, progress: Progress | None = None
+    ) -> Flow[Transfer]:
+        """Copy a local file or folder to `path` (default: its own name in the workspace).
+
+        `progress` is called with the count of bytes of every chunk.
+        """
         source = Path(local)
         target = path or f"{WORKSPACE}/{source.resolve().name}"
         if (yield from work(source.is_dir)):
-            reply = yield from self._put("archive", pack(source), path=target)
+            body = _counted(pack(source), progress)
+            reply = yield from self._put("archive", body, path=target)
             return Transfer(reply["files"], reply["bytes"])
-        size, mode = yield from work(lambda: (source.stat().st_size, source.stat().st_mode))
-        yield from self._put("files", source, path=target, mode=f"{mode & 0o777:o}")
-        return Transfer(1, size)
+        found = yield from work(source.stat)
+        body = _counted(chunks(source), progress)
+        mode = f"{found.st_mode & 0o777:o}"
+        reply = yield from self._put("files", body, length=found.st_size, path=target, mode=mode)
+        return Transfer(1, reply["size"])
 
     @method
-    def download(self, path: str, local: str | Path) -> Flow[Transfer]:
+    def download(
+        self, path: str, local: str | Path, *, progress: Progress | None = None
+    ) -> Flow[Transfer]:
         """Copy a file to the file `local`, or what is in a folder into the folder `local`."""
         info = yield from self._stat(path, follow=True)
         target = Path(local)
+        report = progress or _ignore
         if info.is_dir:
-            return (yield from self._download_folder(path, target))
-        return (yield from self._download_file(path, target))
+            return (yield from self._download_folder(path, target, report))
+        return (yield from self._download_file(path, target, report))
 
-    def _download_file(self, path: str, target: Path) -> Flow[Transfer]:
+    def _download_file(self, path: str, target: Path, report: Progress) -> Flow[Transfer]:
         handle: Handle = yield Open(self._get("files", path=path))
         yield from accepted(handle)
         partial = target.with_name(f".{target.name}.partial")
@@ -149,6 +161,7 @@ class FileMethods:
             while chunk := (yield Read(handle)):
                 size += len(chunk)
                 yield from work(functools.partial(file.write, chunk))
+                report(len(chunk))
             file.close()
             partial.replace(target)
         finally:
@@ -156,13 +169,14 @@ class FileMethods:
             partial.unlink(missing_ok=True)
         return Transfer(1, size)
 
-    def _download_folder(self, path: str, target: Path) -> Flow[Transfer]:
+    def _download_folder(self, path: str, target: Path, report: Progress) -> Flow[Transfer]:
         handle: Handle = yield Open(self._get("archive", path=path))
         yield from accepted(handle)
         unpacker = Unpacker(target)
         try:
             while chunk := (yield Read(handle)):
                 yield from work(functools.partial(unpacker.feed, chunk))
+                report(len(chunk))
             return (yield from work(unpacker.finish))
         finally:
             unpacker.close()
@@ -207,9 +221,13 @@ class FileMethods:
     def _get(self, what: str, **query: Any) -> Call:
         return Call("GET", self._path(what, query))
 
-    def _put(self, what: str, body: Body, **query: Any) -> Flow[dict[str, Any]]:
+    def _put(
+        self, what: str, body: Body, *, length: int | None = None, **query: Any
+    ) -> Flow[dict[str, Any]]:
         """Sent once: a stream that was read from cannot be read again."""
         headers = {"Content-Type": "application/octet-stream"}
+        if length is not None:
+            headers["Content-Length"] = str(length)
         answer: Answer = yield Call("PUT", self._path(what, query), body, headers)
         if answer.status >= 300:
             raise failure(answer)
@@ -224,6 +242,16 @@ class FileMethods:
     def _path(self, what: str, query: Mapping[str, Any]) -> str:
         words = {k: str(v).lower() if isinstance(v, bool) else v for k, v in query.items()}
         return f"/v1/sandboxes/{self.id}/{what}?{urlencode(words)}"
+
+
+def _ignore(_: int) -> None: ...
+
+
+def _counted(body: Iterable[bytes], progress: Progress | None) -> Iterator[bytes]:
+    for chunk in body:
+        yield chunk
+        if progress is not None:
+            progress(len(chunk))
 
 
 def _body(content: Content) -> Body:

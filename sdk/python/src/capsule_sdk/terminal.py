@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.typing import Subprotocol
 
 from ._flow import Answer
 from ._rpc import failure
 from .errors import CapsuleError, GoneError, UnavailableError
+from .values import Exit
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 
     from ._drivers import Target
 
+_PROTOCOL = Subprotocol("capsule.terminal.v1")  # bytes are data, text messages are JSON
 _MAX_MESSAGE = 4 * 1024 * 1024
+_PIECE = 64 * 1024
 _FOREIGN = (OSError, WebSocketException, ssl.SSLError, TimeoutError)
 
 
 def _url(target: Target, sandbox_id: str, name: str, rows: int, cols: int) -> str:
-    query = urlencode({"name": name, "rows": rows, "cols": cols})
+    query = urlencode({"session": name, "rows": rows, "cols": cols})
     return f"ws{target.url.removeprefix('http')}/terminal/{sandbox_id}?{query}"
 
 
@@ -35,6 +39,7 @@ def _options(target: Target) -> dict[str, Any]:
     headers = {k: v for k, v in target.headers.items() if k == "Authorization"}
     return {
         "additional_headers": headers,
+        "subprotocols": [_PROTOCOL],
         "user_agent_header": target.headers["User-Agent"],
         "compression": None,  # keystrokes do not shrink, and it costs memory on both sides
         "max_size": _MAX_MESSAGE,
@@ -57,17 +62,31 @@ def _refused(error: Exception, target: Target) -> CapsuleError:
     )
 
 
-def _bytes(message: str | bytes) -> bytes:
-    return message.encode() if isinstance(message, str) else message
+def _pieces(data: str | bytes) -> Iterator[bytes]:
+    raw = data.encode() if isinstance(data, str) else data
+    for start in range(0, len(raw), _PIECE):
+        yield raw[start : start + _PIECE]
 
 
 class _Ending:
-    """Why the terminal ended: "" while it lasts."""
+    """How the terminal ended: `reason` is "" while it lasts, `exit` set if the shell ended."""
 
     reason = ""
+    code = 0  # of the WebSocket's close; 1012: the server restarts, the shell goes on
+    exit: Exit | None = None
+
+    def _hear(self, message: str | bytes) -> bytes:
+        """Output, or b"" for a message about the terminal."""
+        if isinstance(message, bytes):
+            return message
+        body = json.loads(message)
+        if body.get("type") == "exit":
+            self.exit = Exit.from_json(body)
+        return b""
 
     def _over(self, error: ConnectionClosed) -> None:
         close = error.rcvd
+        self.code = close.code if close else 1006
         self.reason = (close.reason if close else "") or "the connection was lost"
 
     def _check(self) -> None:
@@ -92,7 +111,8 @@ class Terminal(_Ending):
             raise _refused(error, target) from error
 
     def send(self, data: str | bytes) -> None:
-        self._write(_bytes(data))
+        for piece in _pieces(data):
+            self._write(piece)
 
     def resize(self, rows: int, cols: int) -> None:
         self._write(_resize(rows, cols))
@@ -111,7 +131,9 @@ class Terminal(_Ending):
         Raises TimeoutError when nothing came in `timeout` seconds.
         """
         try:
-            return _bytes(self._connection.recv(timeout))
+            while True:
+                if data := self._hear(self._connection.recv(timeout)):
+                    return data
         except ConnectionClosed as error:
             self._over(error)
             return b""
@@ -154,7 +176,8 @@ class AsyncTerminal(_Ending):
             raise _refused(error, target) from error
 
     async def send(self, data: str | bytes) -> None:
-        await self._write(_bytes(data))
+        for piece in _pieces(data):
+            await self._write(piece)
 
     async def resize(self, rows: int, cols: int) -> None:
         await self._write(_resize(rows, cols))
@@ -170,7 +193,9 @@ class AsyncTerminal(_Ending):
     async def recv(self) -> bytes:
         """The next output; b"" when the terminal has ended, and `reason` then says why."""
         try:
-            return _bytes(await self._connection.recv())
+            while True:
+                if data := self._hear(await self._connection.recv()):
+                    return data
         except ConnectionClosed as error:
             self._over(error)
             return b""

@@ -1,0 +1,91 @@
+"""`capsule doctor`: what this machine can do, tried out, with a fix for what it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from capsule.catalog import load_catalog
+from capsule.cli import show
+from capsule.config import Config, load_config
+from capsule.errors import CapsuleError
+from capsule.providers.contract import Capabilities
+from capsule.providers.registry import make_provider, names
+
+
+def examine(*, as_json: bool) -> int:
+    show.quiet_logs()
+    config = load_config()
+    reports = [asyncio.run(_probe(name, config)) for name in names()]
+    if as_json:
+        show.as_json({"providers": [_plain(report) for report in reports]})
+    else:
+        for report in reports:
+            _print(report)
+    return 0 if any(isinstance(r, Capabilities) and r.usable for r in reports) else 1
+
+
+async def _probe(name: str, config: Config) -> Capabilities | tuple[str, CapsuleError]:
+    # In a run directory of its own: a server may be using the real one.
+    with tempfile.TemporaryDirectory(prefix="capsule-") as home:
+        own = dataclasses.replace(config, run_dir=Path(home) / "run")
+        try:
+            catalog = load_catalog(config.templates_dir, data_dir=config.data_dir)
+            provider = make_provider(name, own, catalog)
+            try:
+                return await provider.probe()
+            finally:
+                await provider.aclose()
+        except CapsuleError as error:
+            return name, error
+
+
+def _plain(report: Capabilities | tuple[str, CapsuleError]) -> dict[str, Any]:
+    if isinstance(report, tuple):
+        return {"provider": report[0], "usable": False, "error": report[1].to_json()}
+    return {**dataclasses.asdict(report), "features": sorted(report.features)}
+
+
+def _print(report: Capabilities | tuple[str, CapsuleError]) -> None:
+    if isinstance(report, tuple):
+        print(f"provider {show.paint(report[0], show.BOLD)}")
+        _row(False, "usable", report[1].message, report[1].hint or "")
+        return
+    print(f"provider {show.paint(report.provider, show.BOLD)}: {_verdict(report)}\n")
+    width = max(len(finding.name) for finding in report.findings)
+    for finding in report.findings:
+        _row(finding.ok, finding.name.ljust(width), finding.detail, finding.fix)
+    if report.unenforced:
+        print("\nlimits that do not hold here as they are meant")
+        width = max(len(each.what) for each in report.unenforced)
+        for each in report.unenforced:
+            _row(False, each.what.ljust(width), each.why, each.fix)
+
+
+def _verdict(report: Capabilities) -> str:
+    if not report.usable:
+        return show.paint("cannot run sandboxes here", show.RED)
+    return f"runs sandboxes at level {show.paint(str(report.isolation), show.GREEN)}"
+
+
+def _row(ok: bool, name: str, detail: str, fix: str) -> None:
+    mark = show.paint("ok     ", show.GREEN) if ok else show.paint("missing", show.YELLOW)
+    indent = " " * (len(name) + 13)
+    print(_wrap(f"  {'x' * 7}  {name}  {detail}", indent).replace("x" * 7, mark, 1))
+    if fix and not ok:
+        print(_wrap(f"{indent}fix: {fix}", indent + " " * 5))
+
+
+def _wrap(text: str, indent: str) -> str:
+    if not sys.stdout.isatty():
+        return text
+    width = max(shutil.get_terminal_size().columns, 60)
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

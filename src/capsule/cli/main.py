@@ -1,0 +1,81 @@
+"""`capsule`: the entry point, and the one place where an error becomes words and an exit code.
+
+Exit codes: 0 fine, 1 the platform failed, 2 wrong usage, 130 interrupted. `run`, `exec` exit with
+the program's own code; 124 when it ran into its timeout, 125 when the platform failed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+from capsule.cli import show
+from capsule.errors import CapsuleError
+
+FAILED, USAGE, TIMED_OUT, NOT_RUN, INTERRUPTED, BROKEN_PIPE = 1, 2, 124, 125, 130, 141
+
+_RUNNERS = ("run", "exec")
+
+
+def main() -> NoReturn:
+    sys.exit(execute(sys.argv[1:]))
+
+
+def execute(args: list[str]) -> int:
+    as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
+    try:
+        code = _dispatch(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read our output has left; Python must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if is_ours(error):
+            show.failure(error, as_json=as_json)
+            return NOT_RUN if args[:1] and args[0] in _RUNNERS else FAILED
+        if _is_usage(error):
+            return _explain_usage(error, as_json)
+        raise
+
+
+def _dispatch(args: list[str]) -> int:
+    import typer.main
+
+    from capsule.cli.app import app
+
+    command: Any = typer.main.get_command(app)
+    result = command.main(args, prog_name="capsule", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def is_ours(error: Exception) -> bool:
+    """The server's errors and the SDK's have the same shape; the SDK is loaded only when used."""
+    sdk = sys.modules.get("capsule_sdk.errors")
+    return isinstance(error, CapsuleError) or (
+        sdk is not None and isinstance(error, sdk.CapsuleError)
+    )
+
+
+def _is_usage(error: Exception) -> bool:
+    # typer has brought its own copy of click since 0.20, so the class cannot be named here.
+    return hasattr(error, "format_message") or type(error).__name__ == "Abort"
+
+
+def _explain_usage(error: Any, as_json: bool) -> int:
+    if type(error).__name__ == "Abort":
+        return INTERRUPTED
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+        return USAGE
+    where = f"{context.command_path} --help" if context else "capsule --help"
+    message = error.format_message().rstrip(".")
+    show.problem(
+        message[:1].lower() + message[1:], hint=f"see `{where}`", code="usage", as_json=as_json
+    )
+    return USAGE
