@@ -132,7 +132,10 @@ void init_main(int ctl_fd) __attribute__((noreturn));
 /* sweep.c: finding every process of an exec */
 struct tally { int processes; double cpu_ms; uint64_t rss; };
 void sweep_open(int proc_fd);
-uint64_t sweep_tag(pid_t pid);                        /* the UTS namespace an exec was born into */
+int sweep_proc(void);
+bool sweep_works(void);
+uint64_t sweep_own_tag(void);                         /* the UTS namespace an exec was born into */
+bool init_knows(pid_t pid);                           /* a child of pid 1 that is accounted for */
 int sweep_signal(uint64_t tag, pid_t shepherd, int signal); /* how many were found */
 void sweep_count(struct tally *t);
 

@@ -43,6 +43,10 @@ bool landlock_apply(struct fault *f) {
     if (abi >= 6 && json_bool(box.landlock, "scope", true)) set.scoped = 3; /* abstract sockets, signals */
     cleanup_fd int ruleset = (int)syscall(SYS_landlock_create_ruleset, &set, size, 0);
     if (ruleset < 0) return fault_set(f, errno, "landlock ruleset");
+    if (box.namespaces) { /* pid 1 must go on seeing its processes; this procfs is attached where no path leads */
+        struct ll_rule rule = {LL_READ_FILE | LL_READ_DIR, sweep_proc()};
+        if (syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule for procfs");
+    }
     const struct json *rules = json_get(box.landlock, "rules");
     for (const struct json *r = rules ? rules->child : NULL; r; r = r->next) {
         const struct json *path = r->child, *kind = path ? path->next : NULL;

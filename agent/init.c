@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -15,11 +16,15 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-struct task { uint32_t no; pid_t pid; uint64_t tag; bool alive, killing; };
+struct task { uint32_t no; pid_t pid; int slot; bool alive, killing; };
+#define SLOTS 1024 /* more than execs are remembered */
+#define WORKERS 256
 
 static int ctl = -1, signals = -1;
 static struct task *tasks;
 static size_t ntasks, room;
+static uint64_t *tags;  /* shared with children: each writes its own tag before it does anything else */
+static pid_t workers[WORKERS];
 static double forked_cpu_ms; /* of processes already reaped */
 
 static void tell(const struct ctl *m, const int *fds, int nfds) {
@@ -32,18 +37,46 @@ static struct task *find(uint32_t no) {
     return NULL;
 }
 
-static void add_task(uint32_t no, pid_t pid) {
-    uint64_t tag = box.namespaces ? sweep_tag(pid) : 0;
-    for (size_t i = 0; i < ntasks; i++) /* a number is only given again when its namespace is dead */
-        if (tasks[i].tag == tag) tasks[i].tag = 0;
-    if (ntasks == room) tasks = xrealloc(tasks, (room = room ? room * 2 : 16) * sizeof *tasks);
-    tasks[ntasks++] = (struct task){.no = no, .pid = pid, .tag = tag, .alive = true};
+static int free_slot(void) {
+    for (int slot = 0; slot < SLOTS; slot++) {
+        size_t i = 0;
+        while (i < ntasks && tasks[i].slot != slot) i++;
+        if (i == ntasks) return slot;
+    }
+    return -1;
 }
 
-static void run_child(const struct ctl *m, const int *fds, int nfds) {
+/* Inode numbers are given again once a namespace is dead; then the older exec has nobody left to find. */
+static uint64_t tag_of_task(const struct task *t) {
+    uint64_t tag = tags[t->slot];
+    for (size_t i = 0; i < ntasks; i++)
+        if (tags[tasks[i].slot] == tag && tasks[i].no > t->no) return 0;
+    return tag;
+}
+
+static void add_task(uint32_t no, pid_t pid, int slot) {
+    if (ntasks == room) tasks = xrealloc(tasks, (room = room ? room * 2 : 16) * sizeof *tasks);
+    tasks[ntasks++] = (struct task){.no = no, .pid = pid, .slot = slot, .alive = true};
+}
+
+static void note_worker(pid_t pid, bool there) {
+    for (int i = 0; i < WORKERS; i++)
+        if (workers[i] == (there ? 0 : pid)) { workers[i] = there ? pid : 0; return; }
+}
+
+bool init_knows(pid_t pid) {
+    for (size_t i = 0; i < ntasks; i++)
+        if (tasks[i].alive && tasks[i].pid == pid) return true;
+    for (int i = 0; i < WORKERS; i++)
+        if (workers[i] == pid) return true;
+    return false;
+}
+
+static void run_child(const struct ctl *m, const int *fds, int nfds, int slot) {
     close(ctl);
     close(signals);
     if (m->kind == K_FILE) file_main(fds[0], fds[1]);
+    tags[slot] = sweep_own_tag();
     if (box.namespaces) program_main(fds, nfds);
     shepherd_main(fds, nfds);
 }
@@ -51,10 +84,14 @@ static void run_child(const struct ctl *m, const int *fds, int nfds) {
 static void spawn(const struct ctl *m, const int *fds, int nfds) {
     struct ctl reply = {.command = C_SPAWNED, .no = m->no, .kind = m->kind};
     unsigned long flags = SIGCHLD | (m->kind == K_EXEC && box.namespaces ? CLONE_NEWUTS : 0);
-    pid_t pid = nfds >= (m->kind == K_FILE ? 2 : FD_CARRY) ? (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0) : (errno = EPROTO, -1);
-    if (!pid) run_child(m, fds, nfds);
+    int slot = free_slot();
+    bool possible = nfds >= (m->kind == K_FILE ? 2 : FD_CARRY) && slot >= 0;
+    if (possible) tags[slot] = 0;
+    pid_t pid = possible ? (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0) : (errno = EAGAIN, -1);
+    if (!pid) run_child(m, fds, nfds, slot);
     if (pid < 0) reply.err = errno;
-    else if (m->kind == K_EXEC) add_task(m->no, pid);
+    else if (m->kind == K_EXEC) add_task(m->no, pid, slot);
+    else note_worker(pid, true);
     reply.pid = pid;
     tell(&reply, NULL, 0);
 }
@@ -66,6 +103,7 @@ static void reap(void) {
     while ((pid = wait4(-1, &status, WNOHANG, &u)) > 0) {
         double cpu = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e3 + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
         forked_cpu_ms += cpu;
+        note_worker(pid, false);
         for (size_t i = 0; i < ntasks; i++) {
             if (!tasks[i].alive || tasks[i].pid != pid) continue;
             struct ctl m = {.command = C_EXITED, .no = tasks[i].no, .pid = pid, .status = status, .cpu_ms = cpu, .rss = (uint64_t)u.ru_maxrss * 1024};
@@ -76,13 +114,20 @@ static void reap(void) {
     }
 }
 
+/* The main process is named besides: it may not have written its tag yet. */
+static int kill_task(const struct task *t) {
+    int found = sweep_signal(tag_of_task(t), t->pid, SIGKILL);
+    if (box.namespaces && t->alive && !kill(t->pid, SIGKILL)) found++;
+    return found;
+}
+
 /* Kill passes until one finds nobody. Between passes the loop answers the keeper, so a fork bomb delays no one. */
 static bool continue_kills(void) {
     bool more = false;
     for (size_t i = 0; i < ntasks; i++) {
         if (!tasks[i].killing) continue;
         int found = 0;
-        for (int pass = 0; pass < 3 && (found = sweep_signal(tasks[i].tag, tasks[i].pid, SIGKILL)); pass++) reap();
+        for (int pass = 0; pass < 3 && (found = kill_task(&tasks[i])); pass++) reap();
         if (found) { more = true; continue; }
         struct ctl m = {.command = C_KILLED, .no = tasks[i].no};
         tasks[i].killing = false;
@@ -94,7 +139,7 @@ static bool continue_kills(void) {
 static void signal_task(const struct ctl *m) {
     struct task *t = find(m->no);
     if (!t) return;
-    if (m->kind || !box.namespaces) sweep_signal(t->tag, t->pid, m->signal);
+    if (m->kind || !box.namespaces) sweep_signal(tag_of_task(t), t->pid, m->signal);
     else if (t->alive) kill(-t->pid, m->signal); /* every exec leads a session of its own */
 }
 
@@ -182,7 +227,7 @@ static bool enter(int *disk_fd, struct fault *f) {
     if (box.user_mode == USER_RANGE && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return fault_set(f, errno, "become root of the box");
     if (!rootfs_enter(disk_fd, &proc_fd, f)) return false;
     sweep_open(proc_fd);
-    return landlock_apply(f);
+    return landlock_apply(f) && (sweep_works() || fault_set(f, EACCES, "see processes"));
 }
 
 void init_main(int ctl_fd) {
@@ -192,6 +237,8 @@ void init_main(int ctl_fd) {
     sigset_t all;
     ctl = ctl_fd;
     close_all_but(ctl, -1, -1, -1);
+    tags = mmap(NULL, SLOTS * sizeof *tags, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (tags == MAP_FAILED) _exit(1);
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     sigset_t child;

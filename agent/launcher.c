@@ -95,7 +95,7 @@ static void launch(int conn, char *text, size_t n, void *filter, size_t filter_l
     drop_fd(&ctl[1]);
     if (ok && box.namespaces) ok = box_map_user(init, &f);
     if (ok) ok = await_init(ctl[0], &disk_fd, &f);
-    if (ok && box.disk_path && disk_fd < 0) disk_fd = open(box.disk_path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+
     if (ok && listen(keeper.listener, 256)) ok = fault_set(&f, errno, "listen");
     if (ok) keeper_run(conn, ctl[0], init, disk_fd);
     undo(init);

@@ -22,6 +22,8 @@ void sweep_open(int proc_fd) {
     proc = proc_fd >= 0 ? proc_fd : open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
+int sweep_proc(void) { return proc; }
+
 static void each_process(visit *fn, void *arg) {
     char space[16384] __attribute__((aligned(8)));
     cleanup_fd int dir = openat(proc, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -35,28 +37,20 @@ static void each_process(visit *fn, void *arg) {
         }
 }
 
-/* 0: it is gone. UINT64_MAX: we may not look (it executes a file nobody may read). */
-uint64_t sweep_tag(pid_t pid) {
+uint64_t sweep_own_tag(void) {
+    struct stat st;
+    return stat("/proc/self/ns/uts", &st) ? 0 : (uint64_t)st.st_ino;
+}
+
+/* 0: it is gone. UINT64_MAX: we may not look. That is so for our own children until their execve, because their
+ * memory still belongs to the host's user namespace, and for a program that executes a file nobody may read. */
+static uint64_t tag_of(pid_t pid) {
     char path[40];
     struct stat st;
     snprintf(path, sizeof path, "%d/ns/uts", (int)pid);
     if (!fstatat(proc, path, &st, 0)) return (uint64_t)st.st_ino;
     return errno == EACCES || errno == EPERM ? UINT64_MAX : 0;
 }
-
-struct search { uint64_t tag; int signal, found; };
-
-static void signal_if_tagged(pid_t pid, void *arg) {
-    struct search *s = arg;
-    if (pid == 1) return;
-    uint64_t tag = sweep_tag(pid);
-    /* what hides its tag ends with whichever exec is killed: only a hostile program has a reason to hide */
-    bool ours = tag == s->tag || (tag == UINT64_MAX && s->signal == SIGKILL);
-    if (ours && !kill(pid, s->signal)) s->found++;
-}
-
-struct kin { pid_t pid, parent; bool ours; };
-struct family { struct kin *all; size_t n, cap; };
 
 static bool read_stat(pid_t pid, char *state, pid_t *parent, unsigned long *ticks, long *pages) {
     char path[40], text[1024];
@@ -74,6 +68,35 @@ static bool read_stat(pid_t pid, char *state, pid_t *parent, unsigned long *tick
     *ticks = user + sys;
     return true;
 }
+
+static void notice(pid_t pid, void *arg) {
+    char state;
+    pid_t parent;
+    unsigned long ticks;
+    long pages;
+    if (pid == getpid() && read_stat(pid, &state, &parent, &ticks, &pages)) *(bool *)arg = true;
+}
+
+/* A sweep that sees nobody looks like one that found nobody: so see ourselves before anything depends on it. */
+bool sweep_works(void) {
+    bool seen = false;
+    each_process(notice, &seen);
+    return seen;
+}
+
+struct search { uint64_t tag; int signal, found; };
+
+static void signal_if_tagged(pid_t pid, void *arg) {
+    struct search *s = arg;
+    if (pid == 1) return;
+    uint64_t tag = tag_of(pid);
+    /* what hides its tag ends with whichever exec is killed: only a hostile program has a reason to hide */
+    bool ours = tag == s->tag || (tag == UINT64_MAX && s->signal == SIGKILL && !init_knows(pid));
+    if (ours && !kill(pid, s->signal)) s->found++;
+}
+
+struct kin { pid_t pid, parent; bool ours; };
+struct family { struct kin *all; size_t n, cap; };
 
 static void note_kin(pid_t pid, void *arg) {
     struct family *f = arg;
