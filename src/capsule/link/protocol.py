@@ -198,5 +198,5 @@ def _check_surrogates(value: Any) -> None:
     """Python's JSON takes any surrogate, and then fails wherever the text is next encoded."""
     try:
         _encode_plain(value).encode("utf-8", "surrogateescape")
-    except (UnicodeEncodeError, ValueError):
+    except (ValueError, RecursionError):
         raise ProtocolError("control frame holds a surrogate that stands for no byte") from None
