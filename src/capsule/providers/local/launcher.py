@@ -53,7 +53,7 @@ class Launcher:
 
     async def aclose(self) -> None:
         process, self._process = self._process, None
-        self._release()
+        await asyncio.to_thread(self._release)
         if process is not None:
             await asyncio.to_thread(_end, process)
 

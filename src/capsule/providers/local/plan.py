@@ -169,6 +169,13 @@ def rlimits(level: Isolation, limits: Limits, facts: Facts) -> dict[str, int]:
     return values
 
 
+def learn_host() -> None:
+    """Looks at the host's files now, so that no launch has to. Blocks."""
+    host_rules()
+    _present(MASKED)
+    _present(READ_ONLY)
+
+
 def landlock(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any] | None:
     if facts.landlock_abi < 1:
         return None

@@ -54,6 +54,13 @@ class LocalProvider(Provider):
         self._engine: Engine | None = None
 
     async def open(self) -> None:
+        try:
+            await self._open()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _open(self) -> None:
         facts = await self._gather()
         level = self.settings.isolation or facts.strongest()
         if not facts.allows(level):
@@ -62,7 +69,6 @@ class LocalProvider(Provider):
                 f"this host allows {wanted}",
                 hint="`capsule doctor` shows the reasons and the fixes",
             )
-        _check_reach(facts, self.settings.data_dir, self.settings.run_dir)
         self._engine = engine = Engine(self.settings, facts, level)
         await asyncio.to_thread(self._prepare, engine)
         # What the first create would otherwise wait for.
@@ -163,6 +169,7 @@ class LocalProvider(Provider):
         return self._engine
 
     def _prepare(self, engine: Engine) -> None:
+        _check_reach(engine.facts, self.settings.data_dir, self.settings.run_dir)
         private = 0o700
         passing = 0o711 if engine.facts.uid_ranges else private
         _make_dir(self.settings.data_dir, passing)
@@ -175,6 +182,7 @@ class LocalProvider(Provider):
         if not any(records.read_all(self._boxes)):
             self._views.clear()
         engine.disks.prepare()
+        plan.learn_host()
 
     async def _parts(self, engine: Engine, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:
         shown = visible_cpus(spec.limits, len(engine.cores))

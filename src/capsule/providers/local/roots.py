@@ -39,7 +39,7 @@ class Roots:
         if kind == "host":
             find_programs(template, (Path("/"),))
             return await self._host_root()
-        layers = self._find_layers(template, kind, name)
+        layers = await asyncio.to_thread(self._find_layers, template, kind, name)
         find_programs(template, layers)
         return await self._layered_root(layers)
 
