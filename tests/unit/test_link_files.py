@@ -167,13 +167,16 @@ async def test_a_refusal_in_the_middle_of_a_write_says_why(code: str) -> None:
 async def test_a_source_that_fails_leaves_the_write_unfinished() -> None:
     """The agent must see no EOF, or half a file would count as whole."""
     seen = []
+    arrived = asyncio.Event()
 
     async def script(peer: Peer) -> None:
         while (frame := await peer.frame()) is not None:
             seen.append(frame.type)
+            arrived.set()
 
     async def source() -> AsyncIterator[bytes]:
         yield b"half"
+        await arrived.wait()
         raise UnavailableError("the other sandbox went away")
 
     async with ScriptedAgent(script) as agent:
