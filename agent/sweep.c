@@ -109,17 +109,26 @@ static void note_kin(pid_t pid, void *arg) {
     f->all[f->n++] = (struct kin){pid, parent, false};
 }
 
+static struct kin *find_kin(const struct family *f, pid_t pid) {
+    size_t low = 0, high = f->n; /* procfs lists pids in ascending order */
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        if (f->all[mid].pid < pid) low = mid + 1;
+        else high = mid;
+    }
+    return low < f->n && f->all[low].pid == pid ? &f->all[low] : NULL;
+}
+
 static int signal_descendants(pid_t shepherd, int signal) {
     struct family f = {0};
     int found = 0;
     each_process(note_kin, &f);
-    for (bool more = true; more;) {
+    for (bool more = true; more;) { /* one round, but for pids that wrapped around */
         more = false;
         for (size_t i = 0; i < f.n; i++) {
-            if (f.all[i].ours) continue;
-            bool ours = f.all[i].parent == shepherd;
-            for (size_t k = 0; k < f.n && !ours; k++) ours = f.all[k].ours && f.all[k].pid == f.all[i].parent;
-            if (ours) f.all[i].ours = more = true;
+            struct kin *k = &f.all[i], *parent = k->ours ? NULL : find_kin(&f, k->parent);
+            if (k->ours || (k->parent != shepherd && !(parent && parent->ours))) continue;
+            k->ours = more = true;
         }
     }
     for (size_t i = 0; i < f.n; i++)

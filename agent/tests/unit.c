@@ -1,0 +1,195 @@
+/* Tests of what needs no box: frames against spec/golden, JSON, kept output, paths, signals. Built with
+ * AddressSanitizer and UBSan by tests/unit/test_agent_unit.py; prints one line per check that fails. */
+#include "../agent.h"
+#include <stdio.h>
+#include <sys/stat.h>
+
+static int failures, checks;
+#define CHECK(what) do { checks++; if (!(what)) { failures++; printf("not ok: %s:%d: %s\n", __FILE__, __LINE__, #what); } } while (0)
+
+static size_t unhex(const char *text, unsigned char *out) {
+    size_t n = 0;
+    unsigned byte;
+    if (!strcmp(text, "-")) return 0;
+    for (; sscanf(text, "%2x", &byte) == 1; text += 2) out[n++] = (unsigned char)byte;
+    return n;
+}
+
+static void golden_frames(const char *path) {
+    static char line[1 << 16], payload_hex[1 << 15], frame_hex[1 << 15];
+    static unsigned char payload[1 << 14], frame[1 << 14];
+    char name[64];
+    unsigned type, stream, seen = 0;
+    unsigned long long offset;
+    FILE *f = fopen(path, "r");
+    CHECK(f != NULL);
+    while (f && fgets(line, sizeof line, f)) {
+        if (line[0] == '#' || sscanf(line, "%63s %u %u %llu %32767s %32767s", name, &type, &stream, &offset, payload_hex, frame_hex) != 6) continue;
+        size_t n = unhex(payload_hex, payload), whole = unhex(frame_hex, frame);
+        unsigned char packed[HEADER_SIZE];
+        struct header h, made = {(uint32_t)n, (uint8_t)type, (uint8_t)stream, offset};
+        header_pack(packed, &made);
+        header_unpack(&h, frame);
+        CHECK(whole == HEADER_SIZE + n);
+        CHECK(!memcmp(packed, frame, HEADER_SIZE));
+        CHECK(!memcmp(payload, frame + HEADER_SIZE, n));
+        CHECK(h.length == n && h.type == type && h.stream == stream && h.offset == offset);
+        if (type != F_DATA && type != F_EOF) {
+            char *copy = malloc(n + 1);
+            memcpy(copy, payload, n);
+            struct json *j = json_parse(copy, n);
+            CHECK(j != NULL && j->type == J_OBJ);
+            free(j);
+            free(copy);
+        }
+        seen++;
+    }
+    CHECK(seen >= 10);
+    if (f) fclose(f);
+}
+
+static struct json *parse(char **text, const char *source) {
+    *text = strdup(source);
+    return json_parse(*text, strlen(*text));
+}
+
+static void json_values(void) {
+    char *text;
+    struct json *j = parse(&text, " {\"a\":[1,-2.5e1,true,null],\"s\":\"x\\u00e9\\ud83d\\ude00\\udcff\\n\",\"z\":\"a\\u0000b\",\"n\":7} ");
+    CHECK(j != NULL);
+    CHECK(json_num(j, "n", 0) == 7);
+    CHECK(json_get(j, "a")->child->next->num == -25);
+    CHECK(!strcmp(json_str(j, "s"), "x\xc3\xa9\xf0\x9f\x98\x80\xff\n"));
+    CHECK(json_str(j, "z") == NULL);          /* a NUL inside is no C string */
+    CHECK(json_get(j, "z")->len == 3);
+    CHECK(json_str(j, "missing") == NULL && json_num(j, "s", 5) == 5 && json_bool(j, "n", true));
+    free(j);
+    free(text);
+    static const char *const wrong[] = {"", "{", "[1,", "{\"a\"}", "\"\\ud800\"", "\"\\u12\"", "tru", "1 2", "{\"a\":1,}", "\"abc", "[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]", "-", "\"\\x\""};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        CHECK((j = parse(&text, wrong[i])) == NULL);
+        free(j);
+        free(text);
+    }
+}
+
+static void json_strings_round_trip(void) {
+    struct buf b = {0};
+    char raw[256];
+    for (int i = 0; i < 256; i++) raw[i] = (char)i;
+    buf_json_string(&b, raw, sizeof raw);
+    struct json *j = json_parse(b.p, b.n);
+    CHECK(j && j->len == sizeof raw && !memcmp(j->str, raw, sizeof raw));
+    free(j);
+    buf_free(&b);
+}
+
+/* Any bytes are either JSON or not; the sanitizers watch that nothing else happens. */
+static void json_fuzz(void) {
+    static const char seed[] = "{\"op\":\"exec\",\"id\":\"e1\",\"argv\":[\"a\",\"\\u00e9\\udc80\"],\"env\":{\"A\":\"b\"},\"timeout\":1.5,\"x\":[true,false,null,{\"y\":-1e9}]}";
+    uint32_t r = 12345;
+    for (int round = 0; round < 200000; round++) {
+        char *text = malloc(sizeof seed - 1); /* exactly sized: one byte too far is seen */
+        size_t n = sizeof seed - 1;
+        memcpy(text, seed, n);
+        for (int k = 0; k < 1 + round % 4; k++) {
+            r = r * 1664525u + 1013904223u;
+            text[(r >> 8) % n] = (char)(r >> 24);
+        }
+        r = r * 1664525u + 1013904223u;
+        free(json_parse(text, (r >> 16) % 3 ? n : (r >> 8) % n));
+        free(text);
+    }
+}
+
+static void output_head_and_tail(void) {
+    struct output o;
+    char p[64];
+    output_open(&o, 10, false);
+    output_add(&o, "0123456", 7);
+    output_add(&o, "789abc", 6);
+    CHECK(o.total == 13 && output_first(&o) == 0 && output_end(&o) == 10);
+    CHECK(output_read(&o, 5, p, sizeof p) == 5 && !memcmp(p, "56789", 5));
+    CHECK(output_read(&o, 10, p, sizeof p) == 0);
+    output_close(&o);
+    output_open(&o, 10, true);
+    for (int i = 0; i < 26; i++) output_add(&o, &"abcdefghijklmnopqrstuvwxyz"[i], 1);
+    CHECK(output_first(&o) == 16 && output_end(&o) == 26);
+    size_t n = output_read(&o, 16, p, sizeof p);
+    n += output_read(&o, 16 + n, p + n, sizeof p - n);
+    CHECK(n == 10 && !memcmp(p, "qrstuvwxyz", 10));
+    output_add(&o, "0123456789ABCDEFGHIJ", 20);
+    CHECK(output_first(&o) == 36);
+    n = output_read(&o, 36, p, sizeof p);
+    n += output_read(&o, 36 + n, p + n, sizeof p - n);
+    CHECK(n == 10 && !memcmp(p, "ABCDEFGHIJ", 10));
+    output_close(&o);
+}
+
+static void output_spills_to_a_file(const char *dir) {
+    static char block[100000];
+    struct output o;
+    char p[16];
+    box.spool = dir;
+    output_open(&o, 1u << 20, false);
+    for (int i = 0; i < 8; i++) {
+        memset(block, 'a' + i, sizeof block);
+        output_add(&o, block, sizeof block);
+    }
+    CHECK(o.file >= 0);
+    CHECK(output_read(&o, 0, p, 4) == 4 && !memcmp(p, "aaaa", 4));
+    CHECK(output_read(&o, 799996, p, 16) == 4 && !memcmp(p, "hhhh", 4));
+    output_close(&o);
+    box.spool = NULL;
+}
+
+static void paths(void) {
+    char out[4096];
+    CHECK(!strcmp(box_path("/etc/passwd", out, sizeof out), "/etc/passwd"));
+    CHECK(!strcmp(box_path("a/b", out, sizeof out), "/workspace/a/b"));
+    CHECK(!strcmp(box_path("/a/..b/c..", out, sizeof out), "/a/..b/c.."));
+    CHECK(box_path("..", out, sizeof out) == NULL);
+    CHECK(box_path("/workspace/../etc", out, sizeof out) == NULL);
+    CHECK(box_path("a/..", out, sizeof out) == NULL);
+    char *text = strdup("{\"paths\":[[\"/workspace\",\"/data/x\"],[\"/tmp\",\"/data/t\"]]}");
+    box.spec = json_parse(text, strlen(text));
+    CHECK(!strcmp(box_path("/workspace/f", out, sizeof out), "/data/x/f"));
+    CHECK(!strcmp(box_path("f", out, sizeof out), "/data/x/f"));
+    CHECK(!strcmp(box_path("/workspaces/f", out, sizeof out), "/workspaces/f"));
+    CHECK(!strcmp(box_path("/tmp", out, sizeof out), "/data/t"));
+    free(box.spec);
+    free(text);
+    box.spec = NULL;
+}
+
+static void trees_are_removed_at_any_depth(const char *dir) {
+    char top[4096];
+    snprintf(top, sizeof top, "%s/deep", dir);
+    CHECK(!mkdirat(AT_FDCWD, top, 0700));
+    int at = open(top, O_RDONLY | O_DIRECTORY);
+    for (int i = 0; i < 3000 && at >= 0; i++) {
+        CHECK(!mkdirat(at, "d", 0700));
+        int next = openat(at, "d", O_RDONLY | O_DIRECTORY);
+        close(at);
+        at = next;
+    }
+    CHECK(at >= 0 && !symlinkat("/", at, "link"));
+    close(at);
+    CHECK(remove_tree(AT_FDCWD, top));
+    CHECK(access(top, F_OK) && !access("/", F_OK));
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return 2;
+    golden_frames(argv[1]);
+    json_values();
+    json_strings_round_trip();
+    json_fuzz();
+    output_head_and_tail();
+    output_spills_to_a_file(argv[2]);
+    paths();
+    trees_are_removed_at_any_depth(argv[2]);
+    CHECK(signal_number("KILL") == 9 && signal_number("SIGTERM") == 15 && signal_number("NOPE") == 0 && signal_number(NULL) == 0);
+    printf("%d checks, %d failed\n", checks, failures);
+    return failures != 0;
+}
