@@ -104,7 +104,7 @@ def is_required(field: Any) -> bool:
 
 
 def default_of(field: Any) -> str | None:
-    if field.default in (None, msgspec.UNSET, inspect.UNSET, msgspec.NODEFAULT, "", b""):
+    if field.default in (None, msgspec.UNSET, msgspec.NODEFAULT, "", b""):
         return None
     if field.encode_name == "mode":
         return f"{field.default:04o}"
@@ -117,9 +117,9 @@ def type_name(info: Any) -> str:
         case inspect.Metadata(type=inner):
             return type_name(inner)
         case inspect.UnionType(types=types):
-            unset = (inspect.UnsetType, inspect.NoneType)
+            nothing = inspect.NoneType
             return " or ".join(
-                dict.fromkeys(type_name(t) for t in types if not isinstance(t, unset))
+                dict.fromkeys(type_name(t) for t in types if not isinstance(t, nothing))
             )
         case inspect.IntType(ge=low, le=high):
             return bounded("integer", low, high)

@@ -1,4 +1,4 @@
-"""Create a sandbox, run code, use its files. Needs a server: `make run`, or CAPSULE_URL names one."""
+"""Create a sandbox, run code, use its files. `make run` first, or name a server in CAPSULE_URL."""
 
 import os
 
