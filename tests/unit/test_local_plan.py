@@ -154,6 +154,7 @@ def test_an_image_is_laid_under_the_skeleton() -> None:
         "type": "overlay",
         "to": "",
         "lower": ["/data/roots/image-1", "/data/im\\:ages/b", "/data/images/a"],
+        "options": "userxattr",
     }
 
 

@@ -12,7 +12,6 @@ from capsule.providers.local.settings import LocalSettings
 
 
 def build(config: Config, templates: Mapping[str, Template]) -> LocalProvider:
-    host = (each for each in templates.values() if each.root == "host")
     return LocalProvider(
         LocalSettings(
             data_dir=config.data_dir,
@@ -21,6 +20,6 @@ def build(config: Config, templates: Mapping[str, Template]) -> LocalProvider:
             isolation=config.isolation,
             disk_backing=config.disk_backing,
             profiles_dir=config.templates_dir,
-            needs={template.name: template.needs for template in host},
+            templates=tuple(templates.values()),
         )
     )

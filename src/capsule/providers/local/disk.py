@@ -17,10 +17,10 @@ from typing import Any
 
 from capsule.errors import InvalidError, NoSpaceError, UnavailableError
 from capsule.model import MIB, Isolation, Limits
+from capsule.providers.local.programs import SYSTEM_PATH
 
 DIRS: tuple[tuple[str, int], ...] = (("workspace", 0o755), ("tmp", 0o1777), ("var-tmp", 0o1777))
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RESERVED_INODES = 11 + 1 + len(DIRS)  # ext4's own, lost+found, and our directories
 MAX_TEMPLATES = 64
 SMALLEST = 2 * MIB  # ext4 below that has no room for anything

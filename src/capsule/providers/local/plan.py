@@ -55,7 +55,9 @@ class Root:
     def mount(self) -> dict[str, Any]:
         if len(self.layers) == 1:
             return {"type": "bind", "from": str(self.layers[0]), "to": "", "ro": True}
-        return {"type": "overlay", "to": "", "lower": [_escaped(layer) for layer in self.layers]}
+        # Without userxattr a user namespace does not see what the layers' marks delete.
+        lower = [_escaped(layer) for layer in self.layers]
+        return {"type": "overlay", "to": "", "lower": lower, "options": "userxattr"}
 
 
 def _escaped(path: Path) -> str:

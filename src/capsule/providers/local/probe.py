@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno as errnos
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from capsule.errors import CapsuleError
-from capsule.model import Isolation, Unenforced
+from capsule.model import Isolation, Template, Unenforced
 from capsule.providers.contract import Capabilities, Finding
-from capsule.providers.local import cgroups
+from capsule.providers.local import cgroups, programs
 from capsule.providers.local.cgroups import Cgroups
-from capsule.providers.local.disk import SYSTEM_PATH, find_mkfs
+from capsule.providers.local.disk import find_mkfs
 from capsule.providers.local.launcher import Launcher
 from capsule.providers.local.settings import LocalSettings
 
@@ -150,7 +149,7 @@ def capabilities(facts: Facts, settings: LocalSettings, backing: str | None) -> 
         usable=usable,
         isolation=level if usable else Isolation.NONE,
         unenforced=tuple(unenforced(facts, level, backing or "none")),
-        findings=(*findings, *_interpreters(settings.needs)),
+        findings=(*findings, *_interpreters(settings.templates)),
     )
 
 
@@ -248,15 +247,14 @@ def _limits(facts: Facts, backing: str | None) -> Iterable[Finding]:
     yield Finding("disk", backing == "loop", detail, fixes.get(backing or "", fixes["tmpfs"]))
 
 
-def _interpreters(needs: Mapping[str, tuple[str, ...]]) -> Iterable[Finding]:
-    for template, programs in needs.items():
-        missing = [name for name in programs if shutil.which(name, path=SYSTEM_PATH) is None]
+def _interpreters(templates: Iterable[Template]) -> Iterable[Finding]:
+    for template in (each for each in templates if each.root == "host"):
+        missing = programs.missing_on_host(template)
+        has = f"has {', '.join(template.needs)}" if template.needs else "needs nothing"
         yield Finding(
-            f"template {template}",
+            f"template {template.name}",
             not missing,
-            f"missing on this host: {', '.join(missing)}"
-            if missing
-            else f"has {', '.join(programs) or 'no needs'}",
+            f"missing on this host: {', '.join(missing)}" if missing else has,
             f"install {', '.join(missing)} below /usr" if missing else "",
         )
 

@@ -346,9 +346,11 @@ def _safe(sandbox_id: str) -> str:
 
 
 def _make_dir(path: Path, mode: int) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    if path.stat().st_uid == os.geteuid():
-        path.chmod(mode)
+    """What is there already keeps its mode, but for others' way through where that is needed."""
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    now = path.stat()
+    if now.st_uid == os.geteuid() and mode & ~now.st_mode & 0o011:
+        path.chmod(now.st_mode | mode & 0o011)
 
 
 def _check_reach(facts: Facts, *paths: Path) -> None:
@@ -356,7 +358,7 @@ def _check_reach(facts: Facts, *paths: Path) -> None:
     if not facts.uid_ranges:
         return
     for path in paths:
-        for parent in path.absolute().parents:
+        for parent in path.resolve().parents:
             if parent.exists() and not parent.stat().st_mode & 0o001:
                 raise UnavailableError(
                     f"the users of sandboxes cannot reach {path}: {parent} is closed to others",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from capsule.errors import InvalidError
-from capsule.model import Isolation
+from capsule.model import Isolation, Template
 
 DISK_BACKINGS = ("auto", "loop", "memory")
 
@@ -20,7 +19,7 @@ class LocalSettings:
     isolation: Isolation | None = None  # force a level; None: the strongest the kernel grants
     disk_backing: str = "auto"
     profiles_dir: Path | None = None  # seccomp profiles besides Capsule's own
-    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # per template, for `probe`
+    templates: tuple[Template, ...] = ()  # whose needs `probe` looks for
 
     def __post_init__(self) -> None:
         if self.disk_backing not in DISK_BACKINGS:
