@@ -261,17 +261,18 @@ def template_show(
 def template_import(
     archive: Annotated[Path, typer.Argument(help="From `docker save`, or an OCI layout, as tar.")],
     name: Annotated[str | None, typer.Option(help="Default: the archive's name.")] = None,
+    replace: Annotated[bool, typer.Option(help="Replace one of the same name.")] = False,
     json: o.Json = False,
 ) -> int:
-    """Unpack an image, so that a template can start from it as image:NAME."""
+    """Unpack an image and make it a template."""
     from capsule.cli import templates
 
-    return templates.import_image(archive, name, as_json=json)
+    return templates.import_image(archive, name, replace=replace, as_json=json)
 
 
 @template.command("rm")
 def template_rm(name: str, json: o.Json = False) -> int:
-    """Remove an imported image."""
+    """Remove an imported template and its image."""
     from capsule.cli import templates
 
     return templates.remove_image(name, as_json=json)

@@ -23,7 +23,7 @@ from capsule.cli.local import ephemeral_service
 from capsule.cli.source import Choice, Copy, Source, choose, find_copies, find_source
 from capsule.config import load_config
 from capsule.errors import CapsuleError, InvalidError
-from capsule.link.link import ExecStream, Output
+from capsule.link import ExecStream, Output
 from capsule.model import WORKSPACE, Exit, Reason, Stream
 from capsule.service import CreateRequest, ExecCall, RunCall, Service
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,9 +126,11 @@ class SyncDriver:
         self.target = target
         transport = httpx.HTTPTransport(limits=_LIMITS, socket_options=_KEEPALIVE)
         self._http = httpx.Client(transport=transport, **target.httpx_options())
+        # Few scripts close their client; its idle connections should not outlive it.
+        self._closing = weakref.finalize(self, self._http.close)
 
     def close(self) -> None:
-        self._http.close()
+        self._closing()
 
     def run(self, flow: Flow[T]) -> T:
         pump = Pump(flow)

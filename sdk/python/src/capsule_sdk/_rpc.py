@@ -76,12 +76,12 @@ def _encode(method: str, params: Mapping[str, Any]) -> bytes:
 
 
 def _result(answer: Answer) -> Any:
+    if answer.status != 200:  # refused before it was looked at as JSON-RPC
+        raise failure(answer)
     body = parse(answer)
     error = body.get("error")
-    if error is None:
-        return body.get("result")
     if not isinstance(error, Mapping):
-        raise failure(answer)
+        return body.get("result")
     data = error.get("data")
     if isinstance(data, Mapping) and "code" in data:
         raise from_json({"message": error.get("message"), **data})

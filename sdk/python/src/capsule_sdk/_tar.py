@@ -103,6 +103,7 @@ class Unpacker:
         self.close()
         if not self._ended:
             raise InternalError("the archive ended too early", hint="try again")
+        self._folder.mkdir(parents=True, exist_ok=True)
         for path, target, name in self._links:
             if path.is_dir() and not path.is_symlink():
                 self._skipped.append(f"{name}: a folder has that name here")
