@@ -25,7 +25,10 @@ void conn_free(struct conn *c) {
 void conn_accept(void) {
     for (;;) {
         int fd = accept4(keeper.listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0) return;
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE) usleep(5000); /* rather wait than spin on a listener we cannot serve */
+            return;
+        }
         if (keeper.nconns >= MAX_CONNS) { close(fd); continue; }
         struct conn *c = xrealloc(NULL, sizeof *c);
         *c = (struct conn){.fd = fd, .listener = -1, .peer = -1, .next = keeper.conns};
@@ -136,7 +139,7 @@ static void hand_to_worker(struct conn *c) {
     if (request < 0 || !write_full(request, c->payload, c->h.length)) return conn_error(c, NULL, errno, "prepare", NULL);
     flush(c); /* our HELLO, before the worker writes: it always fits an empty socket */
     int fds[2] = {request, c->fd};
-    ctl_tell(&(struct ctl){.command = C_SPAWN, .no = 0, .kind = K_FILE}, fds, 2);
+    if (!ctl_tell(&(struct ctl){.command = C_SPAWN, .no = 0, .kind = K_FILE}, fds, 2)) return conn_error(c, "limit", errno, "prepare", NULL);
     c->dead = true; /* our copy; the worker has its own */
 }
 

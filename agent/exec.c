@@ -142,16 +142,15 @@ void exec_start(struct conn *c, const struct json *r, const char *raw, size_t n)
     struct exec *e = new_exec(id, r);
     bool carry = json_bool(r, "carry", false), ok = make_pipes(e, fds, json_bool(r, "stdin", false), carry);
     fds[FD_REQUEST] = ok ? memfd_with(raw, n) : -1;
-    int err = errno;
-    if (fds[FD_REQUEST] >= 0) {
-        struct ctl m = {.command = C_SPAWN, .no = e->no, .kind = K_EXEC};
-        ctl_tell(&m, fds, carry ? FD_ROLES : FD_CARRY);
+    struct ctl m = {.command = C_SPAWN, .no = e->no, .kind = K_EXEC};
+    if (fds[FD_REQUEST] >= 0 && ctl_tell(&m, fds, carry ? FD_ROLES : FD_CARRY)) {
         c->role = ROLE_EXEC;
         c->exec = e;
         c->may_input = true;
     } else {
+        int err = errno;
         release(e);
-        conn_error(c, NULL, err, "prepare exec", NULL);
+        conn_error(c, err == ETOOMANYREFS ? "limit" : NULL, err, "prepare exec", NULL);
     }
     for (int i = 0; i < FD_ROLES; i++) drop_fd(&fds[i]);
 }

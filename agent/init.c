@@ -89,8 +89,12 @@ static void spawn(const struct ctl *m, const int *fds, int nfds) {
     if (possible) tags[slot] = 0;
     pid_t pid = possible ? (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0) : (errno = EAGAIN, -1);
     if (!pid) run_child(m, fds, nfds, slot);
-    if (pid < 0) reply.err = errno;
-    else if (m->kind == K_EXEC) add_task(m->no, pid, slot);
+    if (pid < 0) {
+        struct fault f;
+        reply.err = errno;
+        fault_set(&f, errno, "fork");
+        if (m->kind == K_FILE && nfds > 1) frame_error(fds[1], &f, NULL); /* nobody else will answer this connection */
+    } else if (m->kind == K_EXEC) add_task(m->no, pid, slot);
     else note_worker(pid, true);
     reply.pid = pid;
     tell(&reply, NULL, 0);

@@ -14,8 +14,34 @@
 
 struct keeper keeper;
 
-void ctl_tell(const struct ctl *m, const int *fds, int nfds) {
-    if (!keeper.init_dead && !send_fds(keeper.ctl, m, sizeof *m, fds, nfds)) keeper.init_dead = true;
+/* What pid 1 said while we were waiting for it to listen. */
+static struct heard { struct ctl m; int fd; } *heard;
+static size_t nheard;
+
+static bool hear_one(void) {
+    struct heard h = {.fd = -1};
+    int count = 1;
+    ssize_t n = recv_fds(keeper.ctl, &h.m, sizeof h.m, &h.fd, &count);
+    if (n < 0 && errno == EAGAIN) return false;
+    if (n <= 0) { keeper.init_dead = true; return false; }
+    if (!count) h.fd = -1;
+    heard = xrealloc(heard, (nheard + 1) * sizeof *heard);
+    heard[nheard++] = h;
+    return true;
+}
+
+/* Never blocks for good: while pid 1's queue is full, ours is emptied, so the two cannot wait for each other. */
+bool ctl_tell(const struct ctl *m, const int *fds, int nfds) {
+    while (!keeper.init_dead) {
+        if (send_fds(keeper.ctl, m, sizeof *m, fds, nfds)) return true;
+        if (errno == ETOOMANYREFS) return false; /* too many descriptors on their way: the request is refused, not the box ended */
+        if (errno != EAGAIN) break;
+        struct pollfd p = {keeper.ctl, POLLIN | POLLOUT, 0};
+        poll(&p, 1, -1);
+        if (p.revents & POLLIN) hear_one();
+    }
+    keeper.init_dead = true;
+    return false;
 }
 
 static void counted(const struct ctl *m) {
@@ -30,22 +56,19 @@ static void counted(const struct ctl *m) {
 }
 
 static void hear_init(void) {
-    for (;;) {
-        struct ctl m;
-        int fd = -1, nfds = 1;
-        ssize_t n = recv_fds(keeper.ctl, &m, sizeof m, &fd, &nfds);
-        if (n < 0 && errno == EAGAIN) return;
-        if (n <= 0) { keeper.init_dead = true; return; }
-        if (!nfds) fd = -1;
-        switch (m.command) {
-        case C_SPAWNED: exec_spawned(&m); break;
-        case C_EXITED: exec_exited(&m); break;
-        case C_KILLED: exec_killed(&m); break;
-        case C_SOCKETED: net_socketed(&m, fd); break;
-        case C_COUNTED: counted(&m); break;
-        default: if (fd >= 0) close(fd);
+    while (hear_one()) {}
+    for (size_t i = 0; i < nheard; i++) { /* handlers may tell, and so hear more */
+        struct heard h = heard[i];
+        switch (h.m.command) {
+        case C_SPAWNED: exec_spawned(&h.m); break;
+        case C_EXITED: exec_exited(&h.m); break;
+        case C_KILLED: exec_killed(&h.m); break;
+        case C_SOCKETED: net_socketed(&h.m, h.fd); break;
+        case C_COUNTED: counted(&h.m); break;
+        default: if (h.fd >= 0) close(h.fd);
         }
     }
+    nheard = 0;
 }
 
 /* Every process of the box is dead when this returns. */
@@ -180,6 +203,7 @@ static void loop(void) {
         for (size_t i = 0; i < nfds; i++)
             if (fds[i].revents) serve(&watches[i], fds[i].revents);
         reap_pumps();
+        if (nheard) hear_init();
         if (keeper.init_dead) shut_down(NULL); /* the box died; nothing of it is left when we are gone */
         now = now_ms();
         for (struct exec *e = keeper.execs; e; e = e->next) exec_tick(e, now);
@@ -204,10 +228,10 @@ void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     struct buf b = {0};
     buf_printf(&b, "{\"pid\":%d,\"init\":%d,\"uid_base\":%u,\"started_ms\":%.3f}", (int)getpid(), (int)init, box.uid_base, now_ms() - box.started);
-    bool heard = frame_json(launcher, F_REPLY, &b);
+    bool answered = frame_json(launcher, F_REPLY, &b);
     buf_free(&b);
     close(launcher);
-    if (!heard) shut_down(NULL); /* whoever asked is gone: a box nobody knows of must not live */
+    if (!answered) shut_down(NULL); /* whoever asked is gone: a box nobody knows of must not live */
     loop();
     _exit(0);
 }

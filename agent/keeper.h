@@ -89,7 +89,7 @@ void conn_error(struct conn *c, const char *code, int err, const char *stage, co
 void conn_reply(struct conn *c);          /* REPLY {} and close */
 void conn_free(struct conn *c);
 bool conn_wants_input(const struct conn *c);
-void ctl_tell(const struct ctl *m, const int *fds, int nfds);
+bool ctl_tell(const struct ctl *m, const int *fds, int nfds);
 
 /* net.c */
 void net_dial(struct conn *c, const struct json *request);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -146,7 +147,12 @@ static void serve(int conn) {
     char *hello, *text, *p;
     struct timeval patience = {20, 0};
     struct buf filter = {0};
+    struct rlimit files;
     setsid();
+    if (!getrlimit(RLIMIT_NOFILE, &files)) { /* for ourselves; programs get their own limit */
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
     prctl(PR_SET_NAME, "capsule-agent", 0, 0, 0);
     setsockopt(conn, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     if (!frame_read(conn, &h, &hello) || h.type != F_HELLO) _exit(1);
