@@ -8,12 +8,13 @@ with `lift`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from capsule.edge.errors import HttpError
 from capsule.edge.shapes import parse
@@ -21,6 +22,8 @@ from capsule.errors import TooLargeError
 
 PATIENCE = 30.0  # seconds in which at least HEADWAY bytes must come
 HEADWAY = 32 * 1024
+LINGER = 3.0  # seconds, and
+LINGER_BYTES = 256 * 1024 * 1024  # bytes of an unwanted body that are read and thrown away
 
 T = TypeVar("T")
 
@@ -35,10 +38,10 @@ class Meter:
         self._total = 0
         self._since_reset = 0
         self._deadline: float | None = None
-        self._done = length == 0
+        self.done = length == 0
 
     async def __call__(self) -> Message:
-        if self._done:  # what is left to receive is the client's leaving: no hurry
+        if self.done:  # what is left to receive is the client's leaving: no hurry
             return await self._receive()
         self._check(self._length or 0)
         loop = asyncio.get_running_loop()
@@ -52,7 +55,7 @@ class Meter:
                 408, "invalid", f"request body too slow: {self._total} bytes, then nothing"
             ) from None
         self._count(len(message.get("body", b"")), loop)
-        self._done = not message.get("more_body", False)
+        self.done = not message.get("more_body", False)
         return message
 
     def _count(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -70,6 +73,40 @@ class Meter:
                 hint="send large files with PUT /v1/sandboxes/{id}/files/{path}",
                 limit=self.limit,
             )
+
+    async def discard(self) -> None:
+        """Read on for a moment and throw it away; see `finishing`."""
+        left = LINGER_BYTES
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while left > 0 and not self.done:
+                    message = await self._receive()
+                    left -= len(message.get("body", b""))
+                    self.done = not message.get("more_body", False)
+
+
+def finishing(meter: Meter, send: Send) -> Send:
+    """A `send` for answers that may come before the end of the request's body.
+
+    Many clients read nothing until they have sent everything, and closing on unread data resets
+    the connection: they would never see the answer. So it goes out, a little more is read, and
+    only then the connection is closed.
+    """
+
+    async def finish(message: Message) -> None:
+        if meter.done:
+            await send(message)
+        elif message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            await send({**message, "headers": headers})
+        elif message.get("more_body"):
+            await send(message)
+        else:
+            await send({**message, "more_body": True})
+            await meter.discard()
+            await send({"type": "http.response.body", "body": b""})
+
+    return finish
 
 
 def lift(request: Request, limit: int) -> None:

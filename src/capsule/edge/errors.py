@@ -67,9 +67,6 @@ def http_headers(error: CapsuleError, body: bytes) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", seconds))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if error.http_status in (408, 413):
-        # The rest of the body will not be read, so the connection cannot carry another request.
-        headers.append((b"connection", b"close"))
     return headers
 
 

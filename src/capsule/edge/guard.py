@@ -25,7 +25,7 @@ from functools import lru_cache
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from capsule.config import Config, is_loopback
-from capsule.edge.body import Meter
+from capsule.edge.body import Meter, finishing
 from capsule.edge.errors import send_error
 from capsule.errors import CapsuleError, ForbiddenError, InvalidError, UnauthenticatedError
 
@@ -47,11 +47,13 @@ class SiteGuard:
         self._host_ok = lru_cache(maxsize=1024)(HostRule(config))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (length := _body_length(scope["headers"])) != 0:
+            receive = meter = Meter(receive, length=length, limit=self._max_body)
+            send = finishing(meter, send)
+            scope["capsule.meter"] = meter
         try:
             host = self._check_host(scope["headers"])
             self._check_origin(scope, host)
-            if scope["type"] == "http":
-                receive = self._metered(scope, receive)
         except CapsuleError as error:
             await send_error(scope, receive, send, error)
             return
@@ -81,11 +83,6 @@ class SiteGuard:
                 f"origin not allowed: {origin[:100]!r}",
                 hint="add it to CAPSULE_ALLOWED_ORIGINS if you trust this site with your sandboxes",
             )
-
-    def _metered(self, scope: Scope, receive: Receive) -> Receive:
-        meter = Meter(receive, length=_body_length(scope["headers"]), limit=self._max_body)
-        scope["capsule.meter"] = meter
-        return meter
 
 
 class HostRule:

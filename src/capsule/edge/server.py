@@ -110,6 +110,12 @@ class SocketConnection(WebSocketsSansIOProtocol):
         super().connection_made(transport)
         self._write_due = Timer(WRITE_PATIENCE, self.transport.abort)
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            # A refusal is a complete handshake too; uvicorn would log it as a broken one.
+            self.handshake_complete = True
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._write_due.disarm()
         super().connection_lost(exc)

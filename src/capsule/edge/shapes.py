@@ -152,8 +152,8 @@ class Signal(Shape, kw_only=True, frozen=True):
     grace_ms: Annotated[int, Meta(ge=0, le=600_000)] = 0
 
 
-class Kill(Signal, OfExec, kw_only=True, frozen=True):
-    pass
+class Kill(Signal, kw_only=True, frozen=True):
+    exec_id: Id
 
 
 class SendInput(OfExec, kw_only=True, frozen=True):

@@ -1,0 +1,101 @@
+"""A service in memory, for what a real one does not do on demand: crash, be full, be slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from capsule.app import bind, build_app
+from capsule.config import Config
+from capsule.edge.drain import Gate
+from capsule.edge.server import Server
+from capsule.errors import NotFoundError
+from capsule.model import ExecId, Exit, Isolation, Limits, Reason, SandboxId, State, Template
+from capsule.service import CreateRequest, ExecCall, ExecResult, Sandbox, Service
+
+NOW = datetime(2024, 1, 19, 10, 0, tzinfo=UTC)
+
+Behave = Callable[[ExecCall], Any]
+
+
+class ServiceDouble:
+    """One sandbox at most; `behave` decides what an exec does: returns stdout, or raises."""
+
+    catalog: Mapping[str, Template] = {"python": Template(name="python")}
+
+    def __init__(self, behave: Behave | None = None) -> None:
+        self.behave = behave or (lambda call: " ".join(call.cmd).encode())
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.failure: Exception | None = None
+        self.drained = False
+
+    async def create(self, request: CreateRequest) -> Sandbox:
+        if self.failure is not None:
+            raise self.failure
+        id = SandboxId(f"box{len(self.sandboxes)}")
+        self.sandboxes[id] = Sandbox(
+            id=id,
+            template=request.template,
+            provider="local",
+            state=State.RUNNING,
+            isolation=Isolation.NAMESPACES,
+            created_at=NOW,
+            expires_at=NOW + timedelta(seconds=request.ttl or 600),
+            ttl=request.ttl or 600,
+            idle_timeout=0,
+            limits=Limits(),
+            metadata=request.metadata,
+        )
+        return self.sandboxes[id]
+
+    def get(self, id: str) -> Sandbox:
+        if id not in self.sandboxes:
+            raise NotFoundError(f"no such sandbox: {id}")
+        return self.sandboxes[id]
+
+    async def exec(self, id: str, call: ExecCall) -> ExecResult:
+        self.get(id)
+        stdout = self.behave(call)
+        if asyncio.iscoroutine(stdout):
+            stdout = await stdout
+        exit = Exit(Reason.EXITED, 0, duration_ms=45.2, stdout_bytes=len(stdout))
+        return ExecResult(ExecId("e1"), exit, stdout, b"")
+
+    async def terminal(self, id: str, **options: Any) -> Any:
+        self.get(id)
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        self.drained = True
+
+
+class Running:
+    """An app over a double, listening."""
+
+    def __init__(self, port: int, service: ServiceDouble, server: Server) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.service = service
+        self.server = server
+
+
+@asynccontextmanager
+async def serving(service: ServiceDouble | None = None, **settings: Any) -> AsyncIterator[Running]:
+    service = service or ServiceDouble()
+    gate = Gate()
+    # In a thread: what starts up may look at files, what serves may not.
+    config = await asyncio.to_thread(Config, port=0, **settings)
+    app = await asyncio.to_thread(build_app, config, cast(Service, service), gate)
+    server = Server(config, app, gate, on_drain=service.drain)
+    with bind(config) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]))
+            try:
+                yield Running(port, service, server)
+            finally:
+                server.should_exit = True
