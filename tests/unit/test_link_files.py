@@ -164,6 +164,27 @@ async def test_a_refusal_in_the_middle_of_a_write_says_why(code: str) -> None:
                 await agent.link().write("a", data)
 
 
+async def test_a_refused_write_is_not_sent_to_its_end() -> None:
+    """The real agent reads on after an error, so that the client sees it; we need not go on."""
+    sent = 0
+
+    async def script(peer: Peer) -> None:
+        await peer.frame()
+        await peer.error("no_space")
+        await peer.gone()
+
+    async def source() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 1
+            yield bytes(100_000)
+
+    async with ScriptedAgent(script) as agent:
+        with pytest.raises(NoSpaceError):
+            await agent.link().write("a", source())
+    assert sent < 100
+
+
 async def test_a_source_that_fails_leaves_the_write_unfinished() -> None:
     """The agent must see no EOF, or half a file would count as whole."""
     seen = []
@@ -262,7 +283,7 @@ async def test_the_small_requests_are_spelled_as_the_protocol_says() -> None:
         {"op": "chmod", "path": "a", "mode": 0o755},
         {"op": "symlink", "path": "s", "target": "t"},
         {"op": "kill", "id": "e1", "signal": "TERM", "grace": 2.0},
-        {"op": "input", "id": "e1", "eof": True, "data": "\udcff\0x"},
+        {"op": "input", "id": "e1", "data": "\udcff\0x", "eof": True},
         {"op": "resize", "id": "e1", "rows": 3, "cols": 4},
         {"op": "shutdown"},
     ]
@@ -272,17 +293,21 @@ async def test_large_input_goes_in_frames() -> None:
     received = bytearray()
 
     async def script(peer: Peer) -> None:
-        while (frame := await peer.frame()) is not None and frame.type is FrameType.DATA:
-            assert frame.stream == 0
-            received.extend(frame.payload)
-        assert frame is not None and (frame.type, frame.stream) == (FrameType.EOF, 4)
+        if "data" not in peer.request:
+            while (frame := await peer.frame()) is not None and frame.type is FrameType.DATA:
+                assert frame.stream == 0
+                received.extend(frame.payload)
+            assert frame is not None and (frame.type, frame.stream) == (FrameType.EOF, 4)
         await peer.reply({})
 
     data = os.urandom(500_000)
     async with ScriptedAgent(script) as agent:
-        await agent.link().send_input(ExecId("e1"), data)
+        await agent.link().send_input(ExecId("e1"), data, eof=True)
     assert bytes(received) == data
-    assert agent.requests == [{"op": "input", "id": "e1", "eof": False}]
+    assert agent.requests == [
+        {"op": "input", "id": "e1"},
+        {"op": "input", "id": "e1", "data": "", "eof": True},
+    ]
 
 
 async def test_errors_name_what_they_are_about() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Self
@@ -14,6 +15,7 @@ from capsule.link.conversation import (
     Explain,
     expect,
     request_bytes,
+    silence,
 )
 from capsule.link.errors_map import to_error
 from capsule.link.parse import field, file_stat, number
@@ -92,7 +94,7 @@ async def write(
         wire += pack(FrameType.EOF, stream=Channel.FILE, offset=len(data))
     async with await _begin(connect, wire, path, timeout, "write") as talk:
         if not small:
-            await _Upload(talk, path, idle).send(data)
+            return await _Upload(talk, path, idle).run(data)
         frame = await talk.next_within(idle, f"write {path}")
         return file_stat(expect(frame, FrameType.REPLY))
 
@@ -100,9 +102,8 @@ async def write(
 class _Upload:
     """The content of a file on its way in.
 
-    A refusal (no space, no permission) makes the agent hang up on us. Why is in the frame that it
-    left behind, so a failed send only ends the sending; what the source of the data raises is not
-    ours.
+    A refusal (no space, no permission) comes while we still send. A task of this object's waits
+    for it, so that not one piece more than needed is sent; `run` ends the task.
     """
 
     def __init__(self, talk: Conversation, path: str, idle: float) -> None:
@@ -110,13 +111,26 @@ class _Upload:
         self._what = f"write {path}"
         self._idle = idle
         self._offset = 0
-        self._refused = False
 
-    async def send(self, data: bytes | AsyncIterable[bytes]) -> None:
+    async def run(self, data: bytes | AsyncIterable[bytes]) -> FileStat:
+        self._answer = asyncio.create_task(self._talk.next())
+        try:
+            await self._send(data)
+            done, _ = await asyncio.wait({self._answer}, timeout=self._idle)
+            if not done:
+                raise silence(self._what, self._idle)
+            return file_stat(expect(self._answer.result(), FrameType.REPLY))
+        finally:
+            self._answer.cancel()
+            await asyncio.wait({self._answer})
+            if not self._answer.cancelled():
+                self._answer.exception()  # seen, also where the sending failed first
+
+    async def _send(self, data: bytes | AsyncIterable[bytes]) -> None:
         if isinstance(data, AsyncIterable):
             async for chunk in data:
                 await self._pieces(chunk)
-                if self._refused:
+                if self._answer.done():
                     return
         else:
             await self._pieces(data)
@@ -130,12 +144,14 @@ class _Upload:
             self._offset += len(piece)
 
     async def _frame(self, frame: bytes) -> None:
-        if self._refused:
+        if self._answer.done():
             return
         try:
             await self._talk.send_within(frame, self._idle, self._what)
         except UnavailableError:
-            self._refused = True
+            # Hung up on: the answer says why. Only silence is what it looks like.
+            if not (await asyncio.wait({self._answer}, timeout=1.0))[0]:
+                raise
 
 
 async def list_entries(

@@ -125,22 +125,20 @@ class AgentLink:
         return field(reply, "running", bool)
 
     async def send_input(self, exec_id: ExecId, data: bytes, *, eof: bool = False) -> None:
-        body: dict[str, Any] = {"op": "input", "id": exec_id, "eof": eof}
-        if len(data) <= _INLINE_INPUT:
-            body["data"] = data.decode("utf-8", "surrogateescape")
-            await self._call(body, explain=_explain_id(exec_id))
-            return
-        wire = request_bytes(body)
-        async with await Conversation.begin_within(
-            self._timeout, self._connect, wire, what="input", explain=_explain_id(exec_id)
-        ) as talk:
-            for start in range(0, len(data), PIECE):
-                piece = data[start : start + PIECE]
-                frame = pack(FrameType.DATA, piece, stream=Channel.STDIN, offset=start)
-                await talk.send_within(frame, self._idle, "input")
-            end = pack(FrameType.EOF, stream=Channel.FILE, offset=len(data))
-            await talk.send_within(end, self._idle, "input")
-            await talk.next_within(self._idle, "input")
+        """Raises GoneError once it has ended, ConflictError while it does not read its stdin."""
+        explain = _explain_id(exec_id)
+        if len(data) > _INLINE_INPUT:
+            wire = request_bytes({"op": "input", "id": exec_id})
+            async with await Conversation.begin_within(
+                self._timeout, self._connect, wire, what="input", explain=explain
+            ) as talk:
+                await _send_input_frames(talk, data, self._idle)
+            data = b""
+            if not eof:
+                return
+        text = data.decode("utf-8", "surrogateescape")
+        body = {"op": "input", "id": exec_id, "data": text, "eof": eof}
+        await self._call(body, explain=explain)
 
     async def resize(self, exec_id: ExecId, rows: int, cols: int) -> None:
         body = {"op": "resize", "id": exec_id, "rows": rows, "cols": cols}
@@ -246,3 +244,13 @@ class AgentLink:
 
 def _explain_id(exec_id: ExecId) -> Explain:
     return lambda body: to_error(body, exec_id=exec_id)
+
+
+async def _send_input_frames(talk: Conversation, data: bytes, idle: float) -> None:
+    for start in range(0, len(data), PIECE):
+        piece = data[start : start + PIECE]
+        frame = pack(FrameType.DATA, piece, stream=Channel.STDIN, offset=start)
+        await talk.send_within(frame, idle, "input")
+    end = pack(FrameType.EOF, stream=Channel.FILE, offset=len(data))
+    await talk.send_within(end, idle, "input")
+    await talk.next_within(idle, "input")
