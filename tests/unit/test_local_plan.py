@@ -39,6 +39,7 @@ def facts(*, root: bool = True, groups: Cgroups = GROUPS, abi: int = 7) -> Facts
 def parts(disk: dict[str, Any] | None = None, **fields: Any) -> Parts:
     return Parts(
         id="k3v9",
+        unique="k3v9-ab12",
         hostname="capsule",
         limits=Limits(),
         dir=Path("/run/capsule/boxes/k3v9"),
@@ -82,9 +83,12 @@ def test_the_request_as_root() -> None:
         "disk": {"kind": "loop", "template": "/data/disks/x.img", "dir": "/data/disks"},
         "disk_dirs": [["workspace", 0o755], ["tmp", 0o1777], ["var-tmp", 0o1777]],
         "cgroups": [
-            {"dir": "/cg/memory/capsule/k3v9", "set": [["memory.limit_in_bytes", "536870912"]]},
-            {"dir": "/cg/pids/capsule/k3v9", "set": [["pids.max", "128"]]},
-            {"dir": "/cg/cpu/capsule/k3v9", "set": [["cpu.cfs_quota_us", "50000"]]},
+            {
+                "dir": "/cg/memory/capsule/k3v9-ab12",
+                "set": [["memory.limit_in_bytes", "536870912"]],
+            },
+            {"dir": "/cg/pids/capsule/k3v9-ab12", "set": [["pids.max", "128"]]},
+            {"dir": "/cg/cpu/capsule/k3v9-ab12", "set": [["cpu.cfs_quota_us", "50000"]]},
         ],
         "cgroup_version": 1,
         "rlimits": {"nofile": 1024, "core": 0, "fsize": GIB, "nproc": 128},

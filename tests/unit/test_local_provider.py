@@ -145,6 +145,25 @@ async def test_an_id_in_use_is_a_conflict(provider: LocalProvider) -> None:
     assert await output(box, "echo alive") == "alive"
 
 
+async def test_two_servers_may_use_the_same_id(
+    provider: LocalProvider, dirs: Path, agent_binary: Path
+) -> None:
+    box = await provider.launch(SandboxId("one"), SPEC)
+    other = LocalProvider(
+        LocalSettings(
+            provider.settings.data_dir, dirs / "run2", agent_binary, provider.settings.isolation
+        )
+    )
+    await other.open()
+    try:
+        twin = await other.launch(SandboxId("one"), SPEC)
+        await output(twin, "echo twin > file")
+        await twin.destroy()
+        assert await output(box, "ls") == ""
+    finally:
+        await close(other)
+
+
 async def test_a_missing_interpreter_is_named(provider: LocalProvider) -> None:
     spec = SandboxSpec(Template("cobol", needs=("sh", "no-such-cobol")), Limits())
     with pytest.raises(NotFoundError, match="needs no-such-cobol") as caught:

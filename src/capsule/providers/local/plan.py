@@ -70,6 +70,7 @@ class Parts:
     """What was prepared for this box."""
 
     id: str
+    unique: str  # the id, made unique on the whole host: servers share cgroups and data directories
     hostname: str
     limits: Limits
     dir: Path
@@ -96,7 +97,7 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         "disk": parts.disk,
         "disk_dirs": [list(each) for each in DIRS],
         "cgroups": facts.cgroups.entries(
-            parts.id, parts.limits, memory=charged_memory(parts.limits, backing)
+            parts.unique, parts.limits, memory=charged_memory(parts.limits, backing)
         ),
         "cgroup_version": facts.cgroups.version,
         "rlimits": rlimits(level, parts.limits, facts),

@@ -8,6 +8,7 @@ socket and its keeper outlive the server.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -47,6 +48,7 @@ class LocalProvider(Provider):
         self._boxes = settings.run_dir / "boxes"
         self._stage = settings.run_dir / "stage"
         self._spool = settings.data_dir / "spool"
+        self._instance = hashlib.sha256(os.fsencode(self._boxes.absolute())).hexdigest()[:8]
         self._launcher = Launcher(settings.agent, settings.run_dir / "launcher")
         self._views = Views(settings.run_dir / "views")
         self._filters: dict[tuple[str, Isolation], bytes] = {}
@@ -187,12 +189,14 @@ class LocalProvider(Provider):
     async def _parts(self, engine: Engine, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:
         shown = visible_cpus(spec.limits, len(engine.cores))
         root = await engine.roots.get(spec.template)
-        disk = await engine.disks.entry(sandbox_id, spec.limits)
+        unique = f"{_safe(sandbox_id)}-{self._instance}"
+        disk = await engine.disks.entry(unique, spec.limits)
         return plan.Parts(
             id=sandbox_id,
+            unique=unique,
             hostname=spec.hostname,
             limits=spec.limits,
-            dir=self._boxes / _safe(sandbox_id),
+            dir=self._boxes / sandbox_id,
             stage=self._stage,
             spool=self._spool,
             disk=disk,
@@ -220,7 +224,7 @@ class LocalProvider(Provider):
         return seccomp.compile_profile(first, also=others)
 
     def _record(self, engine: Engine, parts: plan.Parts, request: dict[str, Any]) -> dict[str, Any]:
-        disk_dir = engine.disks.directory(parts.id)
+        disk_dir = engine.disks.directory(parts.unique)
         return {
             "version": 1,
             "id": parts.id,
