@@ -1,9 +1,10 @@
 """Every setting of the server, in one frozen value.
 
 A setting comes from, strongest first: an override in code (the command line), an environment
-variable (`CAPSULE_` + its name in capitals), the YAML file that `CAPSULE_CONFIG` names, its default.
-Lists are separated by commas in the environment; `max_limits` is a mapping in the file and one
-variable per limit in the environment (`CAPSULE_MAX_LIMITS_MEMORY`). Sizes take `512MiB`, times `10m`.
+variable (`CAPSULE_` + its name in capitals), the YAML file that `CAPSULE_CONFIG` names, its
+default. Lists are separated by commas in the environment; `max_limits` is a mapping in the file
+and one variable per limit in the environment (`CAPSULE_MAX_LIMITS_MEMORY`). Sizes take `512MiB`,
+times `10m`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a setting may be: its kind, its range, and how its text is read. `config.py` declares them.
 
-The `about` of a setting is the metadata of a dataclass field; `check` brings a value from anywhere (YAML,
-the environment, code) into its own type, or says in one line what is wrong with it.
+The `about` of a setting is the metadata of a dataclass field; `check` brings a value from
+anywhere (YAML, the environment, code) into its own type, or says in one line what is wrong with
+it.
 """
 
 from __future__ import annotations

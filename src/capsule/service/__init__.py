@@ -1,6 +1,9 @@
-"""Sandboxes, execs, files and terminals: states, limits, timeouts, records. No HTTP, no provider's words."""
+"""Sandboxes, execs, files, terminals: states, limits, timeouts and records. No HTTP in here."""
 
+from capsule.service.files import Files
+from capsule.service.live import LiveExec
 from capsule.service.service import Service
+from capsule.service.terminal import Closing, TerminalSession
 from capsule.service.values import (
     CreateRequest,
     ExecCall,
@@ -13,13 +16,17 @@ from capsule.service.values import (
 )
 
 __all__ = [
+    "Closing",
     "CreateRequest",
     "ExecCall",
     "ExecResult",
+    "Files",
+    "LiveExec",
     "RunCall",
     "Sandbox",
     "Service",
     "Stats",
     "TarResult",
     "Terminal",
+    "TerminalSession",
 ]

@@ -1,8 +1,8 @@
 """Time, injected, so that tests can turn it.
 
-`now` is for people: it jumps when somebody sets the clock. `monotonic` decides: it counts suspended time
-too (a ten-minute sandbox on a laptop that slept for a night is over), and means the same across restarts
-of the server as long as `boot_id` is the same.
+`now` is for people: it jumps when somebody sets the clock. `monotonic` decides: it counts
+suspended time too (a ten-minute sandbox on a laptop that slept for a night is over), and means
+the same across restarts of the server as long as `boot_id` is the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Clock(Protocol):
         """Seconds since some point in the past that is fixed for one boot."""
 
     def boot_id(self) -> str:
-        """Names the boot; "" when unknown. Monotonic times of different boots cannot be compared."""
+        """Names the boot; "" when unknown. Monotonic times of two boots cannot be compared."""
 
 
 class SystemClock:

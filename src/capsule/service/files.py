@@ -3,28 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from capsule.link.link import Change, FileReader, Listing
+from capsule.errors import TooLargeError
+from capsule.link.files import FileReader, Listing
+from capsule.link.link import AgentLink
+from capsule.link.watch import Change
 from capsule.model import FileStat
+from capsule.service import archive, validate
+from capsule.service.access import Access
+from capsule.service.entry import Entry
 from capsule.service.values import TarResult
+
+MAX_ENTRIES = 1_000_000
 
 
 class Files:
     """Paths are absolute, or relative to /workspace; `..` and NUL are refused.
 
-    Every method raises NotFoundError and GoneError for the sandbox and the file, ForbiddenError,
-    InvalidError, ConflictError, NoSpaceError as the file system says, UnavailableError.
+    Every method raises GoneError and WrongStateError for the sandbox; NotFoundError,
+    ForbiddenError, InvalidError, ConflictError, NoSpaceError, TooLargeError as the file system
+    inside says; and UnavailableError.
     """
 
-    def read(
+    def __init__(self, access: Access, entry: Entry) -> None:
+        self._access = access
+        self._entry = entry
+
+    @asynccontextmanager
+    async def read(
         self, path: str, *, offset: int = 0, length: int = -1
-    ) -> AbstractAsyncContextManager[FileReader]:
-        raise NotImplementedError
+    ) -> AsyncIterator[FileReader]:
+        """`length` -1: to the end. The reader is iterated for the content, in pieces."""
+        path = validate.path(path)
+        validate.count("offset", offset, 0, 2**62)
+        validate.count("length", length, -1, 2**62)
+        async with self._visit() as link, link.read(path, offset=offset, length=length) as reader:
+            yield reader
 
     async def read_bytes(self, path: str, *, limit: int) -> bytes:
-        """The whole file. Raises TooLargeError above `limit`."""
-        raise NotImplementedError
+        """The whole file. Raises TooLargeError above `limit`, before and while reading."""
+        async with self.read(path) as reader:
+            if reader.size > limit:
+                raise _too_large(path, reader.size, limit)
+            content = bytearray()
+            async for piece in reader:
+                content += piece
+                if len(content) > limit:
+                    raise _too_large(path, len(content), limit)
+        return bytes(content)
 
     async def write(
         self,
@@ -37,38 +64,92 @@ class Files:
         exclusive: bool = False,
     ) -> FileStat:
         """Atomic: the old content or the new, never a part of it (not with `append`)."""
-        raise NotImplementedError
+        path = validate.path(path)
+        _check_mode(mode)
+        async with self._visit() as link:
+            return await link.write(
+                path, data, mode=mode, parents=parents, append=append, exclusive=exclusive
+            )
 
     async def list(self, path: str, *, recursive: bool = False, limit: int = 100_000) -> Listing:
-        raise NotImplementedError
+        path = validate.path(path)
+        validate.count("limit", limit, 1, MAX_ENTRIES)
+        async with self._visit() as link:
+            return await link.list(path, recursive=recursive, limit=limit)
 
     async def stat(self, path: str, *, follow: bool = False) -> FileStat:
-        raise NotImplementedError
+        path = validate.path(path)
+        async with self._visit() as link:
+            return await link.stat(path, follow=follow)
 
     async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None:
-        raise NotImplementedError
+        path = validate.path(path)
+        _check_mode(mode)
+        async with self._visit() as link:
+            await link.mkdir(path, parents=parents, mode=mode)
 
     async def move(self, source: str, target: str, *, overwrite: bool = True) -> None:
-        raise NotImplementedError
+        source, target = validate.path(source, "source"), validate.path(target, "target")
+        async with self._visit() as link:
+            await link.move(source, target, overwrite=overwrite)
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
-        raise NotImplementedError
+        path = validate.path(path)
+        async with self._visit() as link:
+            await link.remove(path, recursive=recursive)
 
     async def chmod(self, path: str, mode: int) -> None:
-        raise NotImplementedError
+        path = validate.path(path)
+        _check_mode(mode)
+        async with self._visit() as link:
+            await link.chmod(path, mode)
 
     async def symlink(self, path: str, target: str) -> None:
-        raise NotImplementedError
+        """`target` may be anything: where it leads is decided inside, by whoever follows it."""
+        path = validate.path(path)
+        validate.text("target", target, least=1, most=validate.MAX_PATH, escapes=True)
+        async with self._visit() as link:
+            await link.symlink(path, target)
 
-    def watch(
+    @asynccontextmanager
+    async def watch(
         self, path: str, *, recursive: bool = False
-    ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
-        raise NotImplementedError
+    ) -> AsyncIterator[AsyncIterator[Change]]:
+        """Once entered, no change is missed. Watching is no activity; what changes files is."""
+        path = validate.path(path)
+        link = self._entry.running()
+        async with link.watch(path, recursive=recursive) as changes:
+            yield changes
 
-    def tar_out(self, path: str) -> AsyncIterator[bytes]:
-        """A pax archive of a folder or file, as a stream. Sockets, FIFOs and devices are left out."""
-        raise NotImplementedError
+    async def tar_out(self, path: str) -> AsyncIterator[bytes]:
+        """A pax archive of a folder or file, as a stream. Sockets, FIFOs, devices are left out."""
+        path = validate.path(path)
+        async with self._visit() as link:
+            async for piece in archive.pack(link, path):
+                self._access.touch(self._entry)
+                yield piece
 
     async def tar_in(self, path: str, chunks: AsyncIterable[bytes]) -> TarResult:
-        """Unpack a tar stream below `path`. Raises InvalidError naming the first entry it refuses."""
-        raise NotImplementedError
+        """Unpack a tar stream below `path`. Raises InvalidError naming the entry it refuses.
+
+        What came before that entry is there; nothing outside `path` was touched.
+        """
+        path = validate.path(path)
+        async with self._visit() as link:
+            return await archive.unpack(link, path, chunks)
+
+    def _visit(self) -> AbstractAsyncContextManager[AgentLink]:
+        return self._access.visit(self._entry)
+
+
+def _check_mode(mode: int) -> None:
+    validate.count("mode", mode, 0, 0o7777)
+
+
+def _too_large(path: str, size: int, limit: int) -> TooLargeError:
+    return TooLargeError(
+        f"{path} has {size} bytes, limit {limit}",
+        hint="download it as a stream, or read a part of it",
+        path=path,
+        limit=limit,
+    )

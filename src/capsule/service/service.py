@@ -1,18 +1,40 @@
-"""The one object the edges talk to."""
+"""The one object the edges talk to. It puts the parts together; each has its own module.
+
+Service ─┬─ store, providers      opened and closed here
+         ├─ sandboxes             owns the tasks that launch and end boxes
+         ├─ reaper ─ pulse        owns one task
+         ├─ execs, terminals      own nothing that outlives a call
+         └─ locks on data_dir and run_dir, held from open to aclose
+"""
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from capsule.config import Config
-from capsule.link.link import ExecStream
+from capsule.errors import CapsuleError, UnavailableError
 from capsule.model import ExecInfo, State, Template, Usage
 from capsule.providers.contract import Capabilities, Provider
+from capsule.service.access import Access
+from capsule.service.admission import Admission, weaker
+from capsule.service.adoption import adopt_all
 from capsule.service.clock import Clock, SystemClock
+from capsule.service.execs import Execs
 from capsule.service.files import Files
-from capsule.service.terminal import TerminalSession
+from capsule.service.live import LiveExec
+from capsule.service.lock import DirectoryLock
+from capsule.service.pulse import Pulse
+from capsule.service.reaper import Reaper
+from capsule.service.sandboxes import Parts, Sandboxes
+from capsule.service.store import SqliteStore, Store
+from capsule.service.terminal import Terminals, TerminalSession
 from capsule.service.values import (
     CreateRequest,
     ExecCall,
@@ -23,6 +45,8 @@ from capsule.service.values import (
     Terminal,
 )
 
+log = structlog.get_logger(__name__)
+
 
 class Service:
     def __init__(
@@ -31,25 +55,80 @@ class Service:
         providers: Mapping[str, Provider],
         catalog: Mapping[str, Template],
         clock: Clock | None = None,
+        store: Store | None = None,
     ) -> None:
         self.config = config
         self.catalog = catalog
+        self._capabilities: dict[str, Capabilities] = {}
+        self._clock = clock or SystemClock()
+        self._store = store or SqliteStore(config.data_dir / "capsule.db")
+        self._parts = Parts(config, providers, self._store, self._clock)
+        admission = Admission(config, catalog, self._capabilities, self._clock)
+        self._sandboxes = Sandboxes(self._parts, admission)
+        self._pulse = Pulse(self._parts, self._sandboxes)
+        self._access = Access(self._sandboxes, self._pulse, self._clock)
+        self._execs = Execs(self._parts, self._access)
+        self._terminals = Terminals(self._access)
+        self.reaper = Reaper(self._parts, self._sandboxes, self._pulse)
+        self._opened = AsyncExitStack()
 
     async def open(self) -> None:
-        """Lock the data directory, open the providers, adopt what lives, start the reaper.
+        """Lock the directories, open the providers, adopt what lives, start the reaper.
 
-        Raises UnavailableError (a provider does not work here, isolation below the configured
-        minimum), ConflictError (another server uses the directory).
+        Raises ConflictError (another server uses a directory), UnavailableError (a provider does
+        not work here, or is weaker than the configured minimum), ForbiddenError, NoSpaceError.
         """
-        raise NotImplementedError
+        async with AsyncExitStack() as stack:
+            for directory in dict.fromkeys((self.config.data_dir, self.config.run_dir)):
+                lock = await asyncio.to_thread(DirectoryLock.acquire, directory)
+                stack.callback(lock.close)
+            await self._store.open()
+            stack.push_async_callback(self._store.aclose)
+            for provider in self._parts.providers.values():
+                await self._open_provider(provider, stack)
+            stack.push_async_callback(self._sandboxes.aclose)
+            await adopt_all(self._parts, self._sandboxes)
+            self.reaper.start()
+            stack.push_async_callback(self.reaper.aclose)
+            self._opened = stack.pop_all()
+
+    async def _open_provider(self, provider: Provider, stack: AsyncExitStack) -> None:
+        try:
+            await provider.open()
+        finally:
+            stack.push_async_callback(provider.aclose)
+        found = await provider.probe()
+        least = self.config.min_isolation
+        if found.usable and weaker(found.isolation, least):
+            raise UnavailableError(
+                f"provider {provider.name} isolates by {found.isolation} here, required: {least}",
+                hint="see `capsule doctor`, or set a lower CAPSULE_MIN_ISOLATION",
+            )
+        self._capabilities[provider.name] = found
 
     def drain(self) -> None:
-        """From now on refuse new sandboxes; what runs goes on. The first step of a graceful stop."""
-        raise NotImplementedError
+        """From now on refuse new sandboxes; what runs goes on. A graceful stop begins with it."""
+        self._sandboxes.draining = True
 
     async def aclose(self) -> None:
-        """Drain, wait for execs up to config.drain_timeout, then let go (or delete: config.drain)."""
-        raise NotImplementedError
+        """Drain, wait for execs up to config.drain_timeout, then let go (or delete: config.drain).
+
+        Idempotent. Boxes that are kept go on running, and the next server adopts them.
+        """
+        self.drain()
+        await self._execs.permits.all_free(self.config.drain_timeout)
+        if self.config.drain == "delete":
+            await self._delete_all()
+        await self._opened.aclose()
+
+    async def _delete_all(self) -> None:
+        entries = builtins.list(self._sandboxes.entries.values())
+        ends = (self._sandboxes.end(entry, "the server stopped") for entry in entries)
+        for error in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(error, CapsuleError):
+                log.warning("sandbox not removed", reason=error.message)
+            elif isinstance(error, BaseException):
+                raise error
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -64,46 +143,60 @@ class Service:
         await self.aclose()
 
     def capabilities(self) -> dict[str, Capabilities]:
-        raise NotImplementedError
+        return dict(self._capabilities)
 
     def stats(self) -> Stats:
-        raise NotImplementedError
+        return Stats(
+            sandboxes={state: n for state, n in self._sandboxes.counts.items() if n},
+            max_sandboxes=self.config.max_sandboxes,
+            execs=self._execs.permits.taken,
+            max_execs=self.config.max_execs,
+            draining=self._sandboxes.draining,
+        )
 
     async def create(self, request: CreateRequest) -> Sandbox:
-        """Returns when it runs. Raises InvalidError, NotFoundError (template), CapacityError,
-        ConflictError (the key was used for something else), UnavailableError, NoSpaceError."""
-        raise NotImplementedError
+        """Returns when it runs. Raises InvalidError, TooLargeError, NotFoundError (template),
+        CapacityError, ConflictError (the key was used for something else), GoneError (what the key
+        made is over), UnavailableError, NoSpaceError."""
+        return await self._sandboxes.create(request)
 
     def get(self, id: str) -> Sandbox:
         """Raises NotFoundError, GoneError (it existed, and is over)."""
-        raise NotImplementedError
+        return self._sandboxes.find(id).view()
 
     def list(
         self, *, metadata: Mapping[str, str] | None = None, state: State | None = None
-    ) -> list[Sandbox]:
+    ) -> builtins.list[Sandbox]:
         """Newest last."""
-        raise NotImplementedError
+        return self._sandboxes.list(metadata=metadata, state=state)
 
     async def delete(self, id: str) -> None:
-        """Returns when nothing is left of it. Concurrent deletes all succeed."""
-        raise NotImplementedError
+        """Returns when nothing is left of it. Concurrent deletes all succeed; one that comes later
+        raises GoneError."""
+        await self._sandboxes.delete(id)
 
     async def set_timeout(self, id: str, ttl: float) -> Sandbox:
         """It ends `ttl` seconds from now."""
-        raise NotImplementedError
+        return await self._sandboxes.set_timeout(id, ttl)
 
     async def keep_alive(self, id: str) -> Sandbox:
         """It ends no earlier than its own ttl from now."""
-        raise NotImplementedError
+        return await self._sandboxes.keep_alive(id)
 
     async def metrics(self, id: str) -> Usage:
-        raise NotImplementedError
+        async with self._access.visit(id) as link:
+            return await link.usage()
 
     async def exec(self, id: str, call: ExecCall) -> ExecResult:
-        raise NotImplementedError
+        """Raises for the sandbox NotFoundError, GoneError, WrongStateError; for the program
+        NotFoundError, ForbiddenError, InvalidError, TooLargeError; CapacityError, ConflictError
+        (the key), GoneError with `lost` in its details (a retry whose result is lost),
+        UnavailableError (what it did is unknown)."""
+        return await self._execs.exec(id, call)
 
     async def run(self, id: str, call: RunCall) -> ExecResult:
-        raise NotImplementedError
+        """As exec; NotFoundError also for the language."""
+        return await self._execs.exec(id, call)
 
     async def start(
         self,
@@ -112,45 +205,46 @@ class Service:
         *,
         stdin_open: bool = False,
         tty: Terminal | tuple[int, int] | None = None,
-    ) -> ExecStream:
+    ) -> LiveExec:
         """Returns when the program runs. Closing the stream leaves the program running.
 
         With an idempotency key that was used before it attaches to that exec, from its start.
         """
-        raise NotImplementedError
+        return await self._execs.start(id, call, stdin_open=stdin_open, tty=tty)
 
     async def attach(
         self, id: str, exec_id: str, *, stdout: int = 0, stderr: int = 0, input: bool = False
-    ) -> ExecStream:
-        raise NotImplementedError
+    ) -> LiveExec:
+        """The exec's output from these offsets on, and its exit; also when it ended long ago."""
+        return await self._execs.attach(id, exec_id, stdout=stdout, stderr=stderr, input=input)
 
     async def execs(self, id: str) -> Sequence[ExecInfo]:
-        raise NotImplementedError
+        return await self._execs.list(id)
 
     async def kill(
         self, id: str, exec_id: str, *, signal: str = "KILL", grace: float = 0.0
     ) -> bool:
         """True: it was still running."""
-        raise NotImplementedError
+        return await self._execs.kill(id, exec_id, signal=signal, grace=grace)
 
     async def send_input(self, id: str, exec_id: str, data: bytes, *, eof: bool = False) -> None:
-        raise NotImplementedError
+        await self._execs.send_input(id, exec_id, data, eof=eof)
 
     async def resize(self, id: str, exec_id: str, rows: int, cols: int) -> None:
-        raise NotImplementedError
+        await self._execs.resize(id, exec_id, rows, cols)
 
     async def batch(
         self, id: str, calls: Sequence[ExecCall | RunCall], *, stop_on_error: bool = True
     ) -> Sequence[ExecResult]:
-        """In order. With stop_on_error the first exec that did not exit with 0 is the last result."""
-        raise NotImplementedError
+        """In order. With stop_on_error the first that does not exit with 0 is the last result."""
+        return await self._execs.batch(id, calls, stop_on_error=stop_on_error)
 
     def files(self, id: str) -> Files:
         """Raises NotFoundError, GoneError at once."""
-        raise NotImplementedError
+        return Files(self._access, self._sandboxes.find(id))
 
     async def terminal(
         self, id: str, *, name: str = "main", rows: int = 24, cols: int = 80
     ) -> TerminalSession:
-        """Join the named shell, or start it."""
-        raise NotImplementedError
+        """Join the named shell, or start it. Raises CapacityError (viewers, shells)."""
+        return await self._terminals.join(id, name, rows, cols)

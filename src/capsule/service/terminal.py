@@ -1,12 +1,43 @@
-"""Named shells with several viewers."""
+"""Named shells with several viewers.
+
+A shell is an exec with a terminal whose last output the agent keeps. Each viewer reads it
+through a connection of its own, at its own pace, so nothing is buffered here: one that falls
+behind by more than the agent keeps has lost output, and is sent away with that reason. A shell
+outlives its viewers and the server; whoever comes next is shown the recent screen. It ends with
+its own exit or with the sandbox.
+"""
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Literal, Self
 
-from capsule.model import Exit
+from capsule.errors import (
+    CapacityError,
+    CapsuleError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
+from capsule.link.exec_stream import ExecStream, Gap
+from capsule.link.link import AgentLink
+from capsule.model import MIB, WORKSPACE, ExecId, ExecInfo, ExecRequest, Exit
+from capsule.service import validate
+from capsule.service.access import Access
+from capsule.service.entry import Entry
+from capsule.settings import brief
+
+KEPT = MIB  # output the agent keeps; a viewer this far behind is too slow
+REPLAY = 64 * 1024  # of it, what a new viewer is shown
+MAX_VIEWERS = 16
+MAX_SHELLS = 8
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 
 ClosingCode = Literal["exited", "gone", "slow", "left", "unavailable"]
 
@@ -21,24 +52,186 @@ class Closing:
 
 
 class TerminalSession:
-    """One viewer of one shell: an async iterator of output, starting with the recent screen.
+    """One viewer of one shell: an async iterator of output, beginning with the recent screen.
 
-    It ends with the shell, the sandbox, or when this viewer is too slow; `closing` then says why.
-    Leaving (`aclose`) does not end the shell. An async context manager.
+    It ends with the shell, with the sandbox, or when this viewer is too slow; `closing` then says
+    why. Leaving (`aclose`) does not end the shell. An async context manager.
     """
 
-    name: str
-    exec_id: str
-    closing: Closing | None
+    def __init__(
+        self, terminals: Terminals, entry: Entry, name: str, stream: ExecStream, skip: bool
+    ) -> None:
+        self.name = name
+        self.closing: Closing | None = None
+        self._terminals = terminals
+        self._entry = entry
+        self._stream = stream
+        self._skip = skip  # the replay begins in the middle of a line
+        self._fresh = True
+
+    @property
+    def exec_id(self) -> ExecId:
+        return self._stream.exec_id
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        raise NotImplementedError
+        return self
+
+    async def __anext__(self) -> bytes:
+        while self.closing is None:
+            data = await self._next()
+            if data:
+                return data
+        raise StopAsyncIteration
+
+    async def _next(self) -> bytes:
+        try:
+            item = await self._stream.__anext__()
+        except StopAsyncIteration:
+            self._shell_ended()
+            return b""
+        except UnavailableError as error:
+            await self._lost(error)
+            return b""
+        self._terminals.access.touch(self._entry)
+        fresh, self._fresh = self._fresh, False
+        if isinstance(item, Gap):
+            if not fresh:
+                self._close("slow", f"this viewer fell behind by more than {KEPT} bytes")
+            return b""
+        return self._from_line_start(item.data)
+
+    def _from_line_start(self, data: bytes) -> bytes:
+        if self._skip:
+            self._skip = False
+            return data[data.find(b"\n") + 1 :]
+        return data
+
+    def _shell_ended(self) -> None:
+        exit = self._stream.exit
+        assert exit is not None
+        how = f"signal {exit.signal}" if exit.signal else f"code {exit.exit_code}"
+        self._close("exited", f"the shell ended with {how}", exit)
+
+    async def _lost(self, error: UnavailableError) -> None:
+        why = await self._terminals.access.pulse.explain(self._entry, error)
+        gone = isinstance(why, GoneError) or why is not error
+        self._close("gone" if gone else "unavailable", why.message)
+
+    def _close(self, code: ClosingCode, message: str, exit: Exit | None = None) -> None:
+        if self.closing is None:
+            self.closing = Closing(code, message, exit)
 
     async def send(self, data: bytes) -> None:
-        raise NotImplementedError
+        """What the viewer types. Nothing happens once the shell has ended."""
+        self._terminals.access.touch(self._entry)
+        if self.closing is None and self._stream.exit is None:
+            await self._stream.send(data)
 
     async def resize(self, rows: int, cols: int) -> None:
-        raise NotImplementedError
+        validate.count("rows", rows, 1, 4096)
+        validate.count("cols", cols, 1, 4096)
+        if self.closing is None and self._stream.exit is None:
+            await self._stream.resize(rows, cols)
 
     async def aclose(self) -> None:
-        raise NotImplementedError
+        """Idempotent."""
+        self._close("left", "the viewer left")
+        self._terminals.left(self)
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+class Terminals:
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self._viewers: dict[tuple[str, str], set[TerminalSession]] = {}
+
+    async def join(self, id: str, name: str, rows: int, cols: int) -> TerminalSession:
+        _check_name(name)
+        validate.count("rows", rows, 1, 4096)
+        validate.count("cols", cols, 1, 4096)
+        visit = self.access.visit(id)
+        place = (visit.entry.id, name)
+        if len(self._viewers.get(place, ())) >= MAX_VIEWERS:
+            raise CapacityError(
+                f"terminal {name} has {MAX_VIEWERS} viewers, limit {MAX_VIEWERS}",
+                hint="close one",
+                limit=MAX_VIEWERS,
+            )
+        async with visit.entry.joining, visit as link:
+            stream, skip = await self._stream(visit.entry, link, name, rows, cols)
+        session = TerminalSession(self, visit.entry, name, stream, skip)
+        self._viewers.setdefault(place, set()).add(session)
+        return session
+
+    def left(self, session: TerminalSession) -> None:
+        place = (session._entry.id, session.name)
+        viewers = self._viewers.get(place, set())
+        viewers.discard(session)
+        if not viewers:
+            self._viewers.pop(place, None)
+
+    async def _stream(
+        self, entry: Entry, link: AgentLink, name: str, rows: int, cols: int
+    ) -> tuple[ExecStream, bool]:
+        shells = [x for x in await link.execs() if x.running and x.id.startswith("t-")]
+        found = next((x for x in shells if x.id.rpartition("-")[0] == f"t-{name}"), None)
+        if found is not None:
+            return await self._join(link, found, rows, cols)
+        if len(shells) >= MAX_SHELLS:
+            raise CapacityError(
+                f"sandbox {entry.id} has {len(shells)} shells, limit {MAX_SHELLS}",
+                hint="end one, or join one by its name",
+                limit=MAX_SHELLS,
+            )
+        return await _start(entry, link, name, rows, cols), False
+
+    async def _join(
+        self, link: AgentLink, shell: ExecInfo, rows: int, cols: int
+    ) -> tuple[ExecStream, bool]:
+        offset = max(0, shell.stdout_bytes - REPLAY)
+        stream = await link.attach(shell.id, stdout=offset, input=True)
+        try:
+            await stream.resize(rows, cols)
+        except CapsuleError:
+            pass  # it may have ended this moment; reading will tell
+        return stream, offset > 0
+
+
+async def _start(entry: Entry, link: AgentLink, name: str, rows: int, cols: int) -> ExecStream:
+    request = ExecRequest(
+        argv=entry.template.shell,
+        id=ExecId(f"t-{name}-{secrets.token_hex(4)}"),
+        env={"TERM": "xterm-256color", **entry.environ},
+        cwd=WORKSPACE,
+        timeout=0.0,
+        stdin=True,
+        tty=True,
+        rows=rows,
+        cols=cols,
+        output_limit=KEPT,
+        keep="tail",
+    )
+    try:
+        return await link.exec(request)
+    except NotFoundError:
+        return await link.exec(replace(request, argv=("/bin/sh", "-l")))
+
+
+def _check_name(name: str) -> None:
+    """It becomes a part of the exec's id, by which the shell is found again."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidError(
+            f"name: {brief(name)} is no name of a terminal, allowed: 1 to 32 letters, digits, _ and -",
+            field="name",
+        )

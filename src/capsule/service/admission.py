@@ -1,0 +1,120 @@
+"""From a request for a sandbox to the entry it becomes, with everything checked."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from base64 import b32encode
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+
+from capsule.config import Config
+from capsule.errors import NotFoundError, NotSupportedError
+from capsule.model import Isolation, SandboxId, SandboxSpec, Template
+from capsule.providers.contract import Capabilities
+from capsule.service import validate
+from capsule.service.clock import Clock
+from capsule.service.entry import Entry
+from capsule.service.values import CreateRequest
+from capsule.settings import brief
+
+_STRENGTH = {Isolation.NONE: 0, Isolation.LANDLOCK: 1, Isolation.NAMESPACES: 2}
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+def fingerprint(request: object) -> str:
+    """Says whether two requests with the same key ask for the same."""
+    return hashlib.blake2b(_encode(request), digest_size=16).hexdigest()
+
+
+def new_id() -> SandboxId:
+    """80 random bits: none is found by guessing. Short, as it is part of a socket's path."""
+    return SandboxId(b32encode(secrets.token_bytes(10)).decode().lower())
+
+
+def weaker(level: Isolation, than: Isolation) -> bool:
+    return _STRENGTH[level] < _STRENGTH[than]
+
+
+class Admission:
+    def __init__(
+        self,
+        config: Config,
+        catalog: Mapping[str, Template],
+        capabilities: Mapping[str, Capabilities],
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._catalog = catalog
+        self._capabilities = capabilities
+        self._clock = clock
+
+    def admit(self, request: CreateRequest) -> Entry:
+        """Raises InvalidError, NotFoundError, NotSupportedError, TooLargeError."""
+        config = self._config
+        template = self._template(request.template)
+        validate.env(request.env)
+        validate.metadata(request.metadata)
+        ttl = min(template.ttl, config.max_ttl) if request.ttl is None else request.ttl
+        idle = config.idle_timeout if request.idle_timeout is None else request.idle_timeout
+        ttl = validate.seconds("ttl", ttl, 1.0, config.max_ttl)
+        now, wall = self._clock.monotonic(), self._clock.now()
+        return Entry(
+            id=new_id(),
+            template=template,
+            provider=self._provider(request.provider),
+            limits=validate.limits(request.limits, template.limits, config),
+            env=dict(request.env),
+            metadata=dict(request.metadata),
+            ttl=ttl,
+            idle_timeout=validate.seconds("idle_timeout", idle, 0.0, config.max_ttl),
+            created=wall,
+            expires=wall + ttl,
+            deadline=now + ttl,
+            active=now,
+            checked=now,
+            key=validate.key(request.idempotency_key),
+        )
+
+    def _template(self, name: str) -> Template:
+        template = self._catalog.get(name) if isinstance(name, str) else None
+        if template is None:
+            known = ", ".join(sorted(self._catalog))
+            raise NotFoundError(
+                f"template {brief(name)} does not exist",
+                hint=f"take one of: {known}",
+                field="template",
+            )
+        return template
+
+    def _provider(self, name: str | None) -> str:
+        name = self._config.provider if name is None else name
+        found = self._capabilities.get(name) if isinstance(name, str) else None
+        if found is None:
+            known = ", ".join(sorted(self._capabilities))
+            raise NotFoundError(
+                f"provider {brief(name)} is not set up",
+                hint=f"take one of: {known}",
+                field="provider",
+            )
+        if not found.usable:
+            raise NotSupportedError(
+                f"provider {name} cannot be used on this host", hint="run: capsule doctor"
+            )
+        return name
+
+
+def spec_of(entry: Entry) -> SandboxSpec:
+    return SandboxSpec(
+        template=entry.template,
+        limits=entry.limits,
+        env=entry.env,
+        labels={"capsule.sandbox": entry.id},
+    )
+
+
+def create_fingerprint(request: CreateRequest) -> str:
+    return fingerprint(replace(request, idempotency_key=None))

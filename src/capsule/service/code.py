@@ -1,0 +1,84 @@
+"""How a piece of code becomes a program.
+
+Python and shell code is an argument (`python3 -c`, `bash -c`): one message to the agent instead
+of two, nothing in the user's folder, and modules beside the working directory are found. Code
+too large for an argument, and every other language, goes into a file in /workspace, as the
+template says (`{file}`). It is removed when the exec's end was seen.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from capsule.errors import InvalidError, NotFoundError, TooLargeError
+from capsule.model import WORKSPACE, ExecId, Language, Template
+from capsule.service import carry
+from capsule.settings import brief
+
+MAX_INLINE = 100 * 1024  # the kernel takes 128 KiB per argument; preludes need some of it
+MAX_CODE = 16 * 1024 * 1024
+
+_FILE = "{file}"
+_TAKES_ARGUMENT = re.compile(r"python(3(\.[0-9]+)?)?|(ba|da|z|k)?sh", re.ASCII)
+
+
+class Program(NamedTuple):
+    argv: tuple[str, ...]
+    reports: bool = False  # what it changed for its session, through the pipe at fd 3
+    path: str | None = None  # of a file to be written before, and removed after
+    content: bytes = b""
+
+
+def command(argv: tuple[str, ...], *, session: bool) -> Program:
+    reporting = carry.wrap(argv) if session else None
+    return Program(argv) if reporting is None else Program(reporting, reports=True)
+
+
+def program(
+    template: Template, language: str | None, code: str, exec_id: ExecId, *, session: bool
+) -> Program:
+    """Raises NotFoundError (the language), InvalidError, TooLargeError."""
+    how = _language(template, language)
+    content = _encode(code)
+    if len(content) <= MAX_INLINE and b"\0" not in content and _takes_argument(how):
+        return command((*how.command[:-1], "-c", code), session=session)
+    path = str(PurePosixPath(WORKSPACE, how.filename.replace("{id}", exec_id)))
+    if session and how.carry == "python" and _takes_argument(how):
+        loader = f"exec(compile(open({path!r},'rb').read(),{path!r},'exec'))"
+        loading = command((*how.command[:-1], "-c", loader), session=True)
+        return loading._replace(path=path, content=content)
+    prelude = carry.PRELUDES.get(how.carry or "") if session else None
+    argv = tuple(word.replace(_FILE, path) for word in how.command)
+    return Program(argv, prelude is not None, path, (prelude or "").encode() + content)
+
+
+def _language(template: Template, name: str | None) -> Language:
+    name = template.default_language if name is None else name
+    found = template.languages.get(name) if isinstance(name, str) else None
+    if found is None:
+        known = ", ".join(sorted(template.languages)) or "none"
+        raise NotFoundError(
+            f"template {template.name} has no language {brief(name)}",
+            hint=f"it has: {known}",
+            field="language",
+        )
+    return found
+
+
+def _encode(code: str) -> bytes:
+    try:
+        content = code.encode()
+    except (UnicodeEncodeError, AttributeError):
+        raise InvalidError("code: is not a text of Unicode characters", field="code") from None
+    if len(content) > MAX_CODE:
+        raise TooLargeError(
+            f"code: {len(content)} bytes, limit {MAX_CODE}", field="code", limit=MAX_CODE
+        )
+    return content
+
+
+def _takes_argument(how: Language) -> bool:
+    name = PurePosixPath(how.command[0]).name
+    return how.command[-1] == _FILE and _TAKES_ARGUMENT.fullmatch(name) is not None

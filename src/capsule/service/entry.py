@@ -1,0 +1,199 @@
+"""One sandbox as the service holds it, and what of it is kept across restarts.
+
+Whether it is over is decided by the monotonic clock, so that setting the clock neither ends a
+sandbox early nor keeps it. The wall clock is what people see, and all there is after a reboot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from capsule.errors import CapsuleError, GoneError, UnavailableError, WrongStateError
+from capsule.link.link import AgentLink
+from capsule.model import Handle, Isolation, Limits, SandboxId, State, Template, Unenforced
+from capsule.providers.contract import Box
+from capsule.service.carry import Session
+from capsule.service.clock import Clock
+from capsule.service.values import Sandbox
+
+MOVES: Mapping[State, frozenset[State]] = {
+    State.CREATING: frozenset({State.RUNNING, State.STOPPING, State.FAILED, State.GONE}),
+    State.RUNNING: frozenset({State.PAUSED, State.STOPPING, State.FAILED}),
+    State.PAUSED: frozenset({State.RUNNING, State.STOPPING, State.FAILED}),
+    State.STOPPING: frozenset({State.GONE, State.FAILED}),
+    State.FAILED: frozenset({State.STOPPING}),
+    State.GONE: frozenset(),
+}
+
+_ENV: Mapping[str, str] = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/workspace",
+    "LANG": "C.UTF-8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the store keeps of a sandbox: enough to adopt it, or to get rid of it."""
+
+    id: SandboxId
+    state: State
+    template: Template
+    provider: str
+    limits: Limits
+    env: Mapping[str, str]
+    metadata: Mapping[str, str]
+    ttl: float
+    idle_timeout: float
+    created: float  # wall clock
+    expires: float  # wall clock
+    deadline: float  # monotonic, meaningful during `boot`
+    boot: str
+    handle: Mapping[str, Any] | None = None
+    isolation: Isolation | None = None
+    unenforced: tuple[Unenforced, ...] = ()
+    key: str | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Changed by the service's modules only, and its state only by `Sandboxes.move`."""
+
+    id: SandboxId
+    template: Template
+    provider: str
+    limits: Limits
+    env: Mapping[str, str]
+    metadata: Mapping[str, str]
+    ttl: float
+    idle_timeout: float
+    created: float
+    expires: float
+    deadline: float
+    active: float  # monotonic: when somebody last used it
+    key: str | None = None
+    state: State = State.CREATING
+    reason: str = ""
+    handle: Mapping[str, Any] | None = None
+    isolation: Isolation | None = None
+    unenforced: tuple[Unenforced, ...] = ()
+    box: Box | None = None
+    link: AgentLink | None = None
+    using: int = 0  # operations going on
+    execs: int = 0  # of them, execs
+    environ: dict[str, str] = field(init=False)  # what a program starts with
+    sessions: dict[str, Session] | None = None  # None: not read from the store yet
+    launching: asyncio.Task[None] | None = None
+    ending: asyncio.Task[None] | None = None
+    # Two viewers that come at once must not start two shells of one name.
+    joining: asyncio.Lock = field(default_factory=asyncio.Lock)
+    checked: float = 0.0  # monotonic: when its agent last answered
+    retry_at: float = 0.0  # monotonic: when to try again what failed
+
+    def __post_init__(self) -> None:
+        self.environ = {**_ENV, **self.template.env, **self.env}
+
+    @classmethod
+    def of(cls, record: Record, clock: Clock) -> Entry:
+        """As recorded. Across a reboot the monotonic deadline is made from the wall clock."""
+        now, wall = clock.monotonic(), clock.now()
+        same_boot = record.boot != "" and record.boot == clock.boot_id()
+        left = record.deadline - now if same_boot else record.expires - wall
+        left = min(left, record.ttl)
+        return cls(
+            id=record.id,
+            template=record.template,
+            provider=record.provider,
+            limits=record.limits,
+            env=record.env,
+            metadata=record.metadata,
+            ttl=record.ttl,
+            idle_timeout=record.idle_timeout,
+            created=record.created,
+            expires=wall + left,
+            deadline=now + left,
+            active=now,
+            key=record.key,
+            state=record.state,
+            reason=record.reason,
+            handle=record.handle,
+            isolation=record.isolation,
+            unenforced=record.unenforced,
+            checked=now,
+        )
+
+    def record(self, boot: str, *, state: State | None = None) -> Record:
+        return Record(
+            id=self.id,
+            state=state or self.state,
+            template=self.template,
+            provider=self.provider,
+            limits=self.limits,
+            env=self.env,
+            metadata=self.metadata,
+            ttl=self.ttl,
+            idle_timeout=self.idle_timeout,
+            created=self.created,
+            expires=self.expires,
+            deadline=self.deadline,
+            boot=boot,
+            handle=self.handle,
+            isolation=self.isolation,
+            unenforced=self.unenforced,
+            key=self.key,
+            reason=self.reason,
+        )
+
+    def view(self) -> Sandbox:
+        return Sandbox(
+            id=self.id,
+            template=self.template.name,
+            provider=self.provider,
+            state=self.state,
+            isolation=self.isolation,
+            created_at=datetime.fromtimestamp(self.created, UTC),
+            expires_at=datetime.fromtimestamp(self.expires, UTC),
+            ttl=self.ttl,
+            idle_timeout=self.idle_timeout,
+            limits=self.limits,
+            unenforced=self.unenforced,
+            metadata=self.metadata,
+            env=self.env,
+            reason=self.reason,
+        )
+
+    def take(self, box: Box) -> None:
+        self.box = box
+        self.link = AgentLink(box.connect)
+        self.handle = box.handle.data
+        self.isolation = box.isolation
+        self.unenforced = tuple(box.unenforced)
+
+    def box_handle(self) -> Handle:
+        return Handle(self.provider, self.id, self.handle or {})
+
+    def running(self) -> AgentLink:
+        """The way to its agent. Raises what keeps it from being used."""
+        if self.state is State.RUNNING and self.link is not None:
+            return self.link
+        raise self.refusal()
+
+    def refusal(self) -> CapsuleError:
+        about = {"sandbox_id": self.id, "state": str(self.state)}
+        match self.state:
+            case State.STOPPING | State.GONE:
+                return GoneError(f"sandbox {self.id} is over: {self.reason}", **about)
+            case State.FAILED:
+                hint = "delete it and create another"
+                return GoneError(f"sandbox {self.id} failed: {self.reason}", hint=hint, **about)
+            case State.RUNNING:
+                text = f"sandbox {self.id} has not been reached since the server's restart"
+                return UnavailableError(text, **about)
+            case _:
+                hint = "wait until its state is running"
+                return WrongStateError(f"sandbox {self.id} is {self.state}", hint=hint, **about)

@@ -1,0 +1,217 @@
+"""Running programs in a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from capsule.errors import (
+    CapsuleError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
+from capsule.link.collect import Collected
+from capsule.link.exec_stream import ExecStream
+from capsule.link.link import AgentLink
+from capsule.model import WORKSPACE, ExecInfo
+from capsule.service import validate
+from capsule.service.access import Access
+from capsule.service.entry import Entry
+from capsule.service.jobs import MAX_STDIN, Call, Job, Jobs
+from capsule.service.live import LiveExec
+from capsule.service.once import NOT_STARTED, Once, gather
+from capsule.service.permits import Permit, Permits
+from capsule.service.sandboxes import Parts
+from capsule.service.sessions import Sessions
+from capsule.service.values import ExecResult
+
+log = structlog.get_logger(__name__)
+
+MAX_BATCH = 100
+MAX_OFFSET = 2**62
+
+
+class Execs:
+    def __init__(self, parts: Parts, access: Access) -> None:
+        self._access = access
+        self._sessions = Sessions(parts.store)
+        self._jobs = Jobs(parts.config, self._sessions)
+        self._once = Once(parts.store, parts.clock)
+        self.permits = Permits(parts.config)
+
+    async def exec(self, id: str, call: Call) -> ExecResult:
+        visit = self._access.visit(id)
+        entry = visit.entry
+        job = await self._jobs.make(entry, call)
+        with self.permits.take(entry):
+            async with visit as link:
+                if call.idempotency_key is None:
+                    done = await self._collect(entry, link, job)
+                else:
+                    done = await self._collect_once(entry, link, job, call)
+        if job.session is not None:
+            await self._sessions.learn(entry, job.session, job.request.env, done.carry)
+        return ExecResult(job.request.id, done.exit, done.stdout, done.stderr)
+
+    async def _collect(self, entry: Entry, link: AgentLink, job: Job) -> Collected:
+        await _write_code(link, job)
+        try:
+            return await link.collect(job.request, input=job.stdin)
+        except NotFoundError as error:
+            if not await self._directory_lost(entry, job, error):
+                raise
+            return await link.collect(job.request, input=job.stdin)
+        finally:
+            await _remove_code(link, job)
+
+    async def _collect_once(self, entry: Entry, link: AgentLink, job: Job, call: Call) -> Collected:
+        exec_id = job.request.id
+        if not await self._once.claim(entry, call, exec_id):
+            stream = await self._once.rejoin(link, exec_id)
+            if stream is not None:
+                return await gather(stream)
+        try:
+            return await self._collect(entry, link, job)
+        except ConflictError:  # the same call came twice at once, and the other was faster
+            return await gather(await link.attach(exec_id))
+        except NOT_STARTED:
+            await self._once.release(entry, call)
+            raise
+
+    async def _directory_lost(self, entry: Entry, job: Job, error: NotFoundError) -> bool:
+        """The session's directory was removed since: go on in the workspace."""
+        if not job.cwd_is_carried or error.details.get("stage") != "chdir" or job.session is None:
+            return False
+        await self._sessions.forget_cwd(entry, job.session)
+        job.request = replace(job.request, cwd=WORKSPACE)
+        job.cwd_is_carried = False
+        return True
+
+    async def start(
+        self,
+        id: str,
+        call: Call,
+        *,
+        stdin_open: bool = False,
+        tty: tuple[int, int] | None = None,
+    ) -> LiveExec:
+        visit = self._access.visit(id)
+        entry = visit.entry
+        job = await self._jobs.make(entry, call, stdin_open=stdin_open, tty=tty)
+        permit = self.permits.take(entry)
+        try:
+            async with visit as link:
+                stream, is_new = await self._begin(entry, link, job, call)
+        except BaseException:
+            permit.release()
+            raise
+
+        async def ended(stream: ExecStream) -> None:
+            if job.session is not None and is_new:
+                await self._sessions.learn(entry, job.session, job.request.env, stream.carry)
+            await _remove_code(link, job)
+
+        live = self._live(entry, stream, permit)
+        live.on_end(ended)
+        if is_new and job.stdin and not stdin_open:
+            live.feed(job.stdin)
+        return live
+
+    async def _begin(
+        self, entry: Entry, link: AgentLink, job: Job, call: Call
+    ) -> tuple[ExecStream, bool]:
+        exec_id, input = job.request.id, job.request.stdin or job.request.tty
+        if call.idempotency_key is not None and not await self._once.claim(entry, call, exec_id):
+            stream = await self._once.rejoin(link, exec_id, input=input)
+            if stream is not None:
+                return stream, False
+        await _write_code(link, job)
+        try:
+            return await self._exec(entry, link, job), True
+        except ConflictError:
+            return await link.attach(exec_id, input=input), False
+        except NOT_STARTED:
+            await self._once.release(entry, call)
+            raise
+
+    async def _exec(self, entry: Entry, link: AgentLink, job: Job) -> ExecStream:
+        try:
+            return await link.exec(job.request)
+        except NotFoundError as error:
+            if not await self._directory_lost(entry, job, error):
+                raise
+            return await link.exec(job.request)
+
+    def _live(self, entry: Entry, stream: ExecStream, permit: Permit | None = None) -> LiveExec:
+        async def explain(error: UnavailableError) -> CapsuleError:
+            return await self._access.pulse.explain(entry, error)
+
+        return LiveExec(
+            stream, explain=explain, touch=lambda: self._access.touch(entry), permit=permit
+        )
+
+    async def attach(
+        self, id: str, exec_id: str, *, stdout: int = 0, stderr: int = 0, input: bool = False
+    ) -> LiveExec:
+        known = validate.exec_id(exec_id)
+        validate.count("stdout", stdout, 0, MAX_OFFSET)
+        validate.count("stderr", stderr, 0, MAX_OFFSET)
+        visit = self._access.visit(id)
+        async with visit as link:
+            stream = await link.attach(known, stdout=stdout, stderr=stderr, input=input)
+        return self._live(visit.entry, stream)
+
+    async def list(self, id: str) -> Sequence[ExecInfo]:
+        async with self._access.visit(id) as link:
+            return await link.execs()
+
+    async def kill(self, id: str, exec_id: str, *, signal: str, grace: float) -> bool:
+        name = validate.signal(signal)
+        validate.seconds("grace", grace, 0.0, 60.0)
+        async with self._access.visit(id) as link:
+            return await link.kill(validate.exec_id(exec_id), signal=name, grace=grace)
+
+    async def send_input(self, id: str, exec_id: str, data: bytes, *, eof: bool) -> None:
+        validate.count("size of the input", len(data), 0, MAX_STDIN)
+        async with self._access.visit(id) as link:
+            await link.send_input(validate.exec_id(exec_id), data, eof=eof)
+
+    async def resize(self, id: str, exec_id: str, rows: int, cols: int) -> None:
+        validate.count("rows", rows, 1, 4096)
+        validate.count("cols", cols, 1, 4096)
+        async with self._access.visit(id) as link:
+            await link.resize(validate.exec_id(exec_id), rows, cols)
+
+    async def batch(
+        self, id: str, calls: Sequence[Call], *, stop_on_error: bool
+    ) -> Sequence[ExecResult]:
+        if not 1 <= len(calls) <= MAX_BATCH:
+            raise InvalidError(
+                f"batch: {len(calls)} calls, allowed: 1 to {MAX_BATCH}", field="calls"
+            )
+        for call in calls:  # all of them, before the first has done anything
+            await self._jobs.make(self._access.sandboxes.find(id), call)
+        results: list[ExecResult] = []
+        for call in calls:
+            results.append(await self.exec(id, call))
+            if stop_on_error and results[-1].exit.exit_code != 0:
+                break
+        return results
+
+
+async def _write_code(link: AgentLink, job: Job) -> None:
+    if job.program.path is not None:
+        await link.write(job.program.path, job.program.content, mode=0o600)
+
+
+async def _remove_code(link: AgentLink, job: Job) -> None:
+    if job.program.path is None:
+        return
+    try:
+        await link.remove(job.program.path)
+    except CapsuleError as error:
+        log.debug("code not removed", path=job.program.path, reason=error.message)

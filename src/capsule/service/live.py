@@ -1,0 +1,130 @@
+"""An exec that a caller follows while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from capsule.errors import CapsuleError, UnavailableError
+from capsule.link.exec_stream import ExecStream, Gap, Output
+from capsule.model import ExecId, Exit, Stream
+from capsule.service.permits import Permit
+
+Explain = Callable[[UnavailableError], Awaitable[CapsuleError]]
+Ended = Callable[[ExecStream], Awaitable[None]]
+
+
+class LiveExec:
+    """Iterate for output; `exit` is set when that ends. Closing leaves the program running.
+
+    Iterating raises UnavailableError when the connection breaks (attach again from `offsets`) and
+    GoneError when the sandbox was ended meanwhile; `exit` then stays None. One reader at a time.
+
+    Holds the exec's permit until its end was seen or it is closed, and owns one task: the one that
+    sends input too large to be sent before the program is read from.
+    """
+
+    def __init__(
+        self,
+        stream: ExecStream,
+        *,
+        explain: Explain,
+        touch: Callable[[], None],
+        permit: Permit | None = None,
+    ) -> None:
+        self._stream = stream
+        self._explain = explain
+        self._touch = touch
+        self._permit = permit
+        self._ended: Ended | None = None
+        self._feeder: asyncio.Task[None] | None = None
+
+    @property
+    def exec_id(self) -> ExecId:
+        return self._stream.exec_id
+
+    @property
+    def pid(self) -> int:
+        return self._stream.pid
+
+    @property
+    def exit(self) -> Exit | None:
+        return self._stream.exit
+
+    @property
+    def offsets(self) -> dict[Stream, int]:
+        """How far each stream was read: where to attach again."""
+        return self._stream.offsets
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output | Gap:
+        try:
+            item = await self._stream.__anext__()
+        except StopAsyncIteration:
+            await self._end()
+            raise
+        except UnavailableError as error:
+            raise await self._explain(error) from error
+        self._touch()
+        return item
+
+    async def _end(self) -> None:
+        self._release()
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            await ended(self._stream)
+
+    def on_end(self, ended: Ended) -> None:
+        """What is to be done once its exit was seen."""
+        self._ended = ended
+
+    def feed(self, data: bytes) -> None:
+        """Send all of the program's input, and its end, while the caller reads."""
+        self._feeder = asyncio.create_task(self._feed(data))
+
+    async def _feed(self, data: bytes) -> None:
+        try:
+            await self._stream.send(data)
+            await self._stream.send_eof()
+        except CapsuleError:
+            pass  # it ended without reading all; or its reader learns that the connection broke
+
+    async def send(self, data: bytes) -> None:
+        self._touch()
+        await self._stream.send(data)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def signal(self, name: str) -> None:
+        await self._stream.signal(name)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        await self._stream.resize(rows, cols)
+
+    def _release(self) -> None:
+        if self._permit is not None:
+            self._permit.release()
+
+    async def aclose(self) -> None:
+        """Idempotent."""
+        self._release()
+        if self._feeder is not None:
+            self._feeder.cancel()
+            await asyncio.wait({self._feeder})
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()

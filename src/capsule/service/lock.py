@@ -1,0 +1,71 @@
+"""The server's directories, and the locks that keep a second server out of them.
+
+Both are locked: records are in one, the boxes' sockets in the other, and a server takes every
+box without a record for an orphan.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from capsule.errors import ConflictError, ForbiddenError, NoSpaceError, UnavailableError
+
+_NAME = "lock"
+
+
+class DirectoryLock:
+    """Held until `close`, or until the process ends in whatever way: the kernel lets go then."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def acquire(cls, directory: Path) -> Self:
+        """Raises ConflictError (another server has it), ForbiddenError, UnavailableError."""
+        make_private(directory)
+        fd = os.open(
+            directory / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+                raise ConflictError(
+                    f"another server uses {directory}, process {holder}",
+                    hint="stop it, or give this one other directories (data_dir, run_dir)",
+                ) from None
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            on_failure.pop_all()
+        return cls(fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def make_private(directory: Path) -> None:
+    """Make it if it is missing; refuse one that somebody else owns or may write to (as in /tmp)."""
+    try:
+        # Others may pass: where there are no user namespaces, programs run under uids of their own
+        # and have to reach their own folder below. What is private is private by its own mode.
+        directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        about = directory.lstat()
+    except OSError as error:
+        kind = NoSpaceError if error.errno == errno.ENOSPC else UnavailableError
+        raise kind(f"cannot make {directory}: {error.strerror}") from error
+    writable = stat.S_IMODE(about.st_mode) & 0o022
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or writable:
+        raise ForbiddenError(
+            f"{directory} is not a directory of uid {os.geteuid()} that only it can write to",
+            hint="remove it, or set data_dir and run_dir to others",
+        )

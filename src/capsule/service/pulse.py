@@ -1,0 +1,108 @@
+"""Is the box alive? Asked by the reaper in turn, and at once when an operation loses its agent.
+
+A box is dead when its agent does not answer and its provider says that it is gone. The second
+question keeps a trouble of our own (no file descriptors left, an engine that restarts) from
+costing somebody a sandbox. An agent that is there and silent gets `SILENCE` seconds: a busy
+machine may keep it waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import structlog
+
+from capsule.errors import CapsuleError, GoneError, UnavailableError
+from capsule.model import State
+from capsule.service.entry import Entry
+from capsule.service.sandboxes import Parts, Sandboxes
+
+log = structlog.get_logger(__name__)
+
+PERIOD = 3.5  # how often each box is asked; an operation that worked counts as an answer
+BUDGET = 3.0
+SILENCE = 30.0
+AT_ONCE = 8
+
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
+
+
+class Pulse:
+    def __init__(self, parts: Parts, sandboxes: Sandboxes) -> None:
+        self._providers = parts.providers
+        self._clock = parts.clock
+        self._sandboxes = sandboxes
+
+    async def round(self) -> None:
+        """Ask every box that has not answered lately."""
+        due = self._clock.monotonic() - PERIOD
+        waiting = iter(
+            [e for e in self._sandboxes.entries.values() if e.checked <= due and _usable(e)]
+        )
+
+        async def work() -> None:
+            for entry in waiting:
+                await self.check(entry)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(work())
+
+    async def check(self, entry: Entry) -> None:
+        """On return the entry has answered, or failed, or is given more time."""
+        if not _usable(entry) or await self._answers(entry) or await self._answers(entry):
+            return
+        try:
+            async with asyncio.timeout(BUDGET):
+                box = await self._providers[entry.provider].adopt(entry.box_handle())
+        except (CapsuleError, OSError, TimeoutError) as error:
+            log.info("cannot tell whether a box lives", sandbox=entry.id, reason=str(error))
+            await self._silent(entry)
+            return
+        if not _usable(entry):
+            return
+        if box is None:
+            await self._sandboxes.fail(entry, "its box is gone: it was ended from outside, or died")
+        elif entry.box is None:
+            entry.take(box)  # the first time since the restart that its provider could say
+        else:
+            await self._silent(entry)
+
+    async def _answers(self, entry: Entry) -> bool:
+        if entry.link is None:
+            entry.checked = self._clock.monotonic()
+            return False
+        try:
+            async with asyncio.timeout(BUDGET):
+                await entry.link.ping()
+        except (CapsuleError, TimeoutError):
+            return False
+        except OSError as error:
+            return error.errno in _OURS
+        entry.checked = self._clock.monotonic()
+        return True
+
+    async def _silent(self, entry: Entry) -> None:
+        silent = self._clock.monotonic() - entry.checked
+        if silent > SILENCE and entry.link is not None:
+            await self._sandboxes.fail(
+                entry, f"its agent has not answered for {silent:.0f} seconds"
+            )
+
+    async def explain(self, entry: Entry, error: UnavailableError) -> CapsuleError:
+        """Why an operation lost its agent: the sandbox was ended, its box is dead, or neither."""
+        await self.check(entry)
+        if _usable(entry):
+            return error
+        if entry.state is State.FAILED:
+            return UnavailableError(
+                f"sandbox {entry.id} died during the call: {entry.reason}",
+                hint="what the call did is unknown; delete the sandbox and create another",
+                sandbox_id=entry.id,
+            )
+        return GoneError(f"sandbox {entry.id} is over: {entry.reason}", sandbox_id=entry.id)
+
+
+def _usable(entry: Entry) -> bool:
+    return entry.state is State.RUNNING and entry.ending is None

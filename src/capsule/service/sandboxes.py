@@ -1,0 +1,329 @@
+"""The sandboxes of this server: their states, and the way from one to the next.
+
+Tasks, all owned by `Sandboxes` and ended by `aclose`:
+  launch ID   one per sandbox being created. The caller of `create` waits for it; without an
+              idempotency key it is cancelled with its caller, with one it goes on for the retry
+  end ID      one per sandbox being deleted, whoever asked first; everybody else waits for the same
+  leave ID    waits for the end of a sandbox whose creator has left
+  scrap ID    clears away what is left of a box that failed
+
+One loop changes all of this, so what happens between two awaits is whole: that, and not a lock,
+is what makes a renewal beat the reaper, or the reaper the renewal, and never half of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from capsule.config import Config
+from capsule.errors import (
+    CapacityError,
+    ConflictError,
+    GoneError,
+    NoSpaceError,
+    NotFoundError,
+    UnavailableError,
+    WrongStateError,
+)
+from capsule.model import SandboxId, State
+from capsule.providers.contract import Provider
+from capsule.service import validate
+from capsule.service.admission import Admission, create_fingerprint, spec_of
+from capsule.service.clock import Clock
+from capsule.service.entry import MOVES, Entry
+from capsule.service.store import CREATE, Claim, Store
+from capsule.service.tasks import Tasks, finish, outcome
+from capsule.service.values import CreateRequest, Sandbox
+from capsule.settings import brief
+
+log = structlog.get_logger(__name__)
+
+LAUNCH_BUDGET = 60.0
+DESTROY_BUDGET = 30.0
+MAX_TOMBSTONES = 10_000
+RETRY = 5.0
+
+_LIVE = (State.CREATING, State.RUNNING, State.PAUSED, State.STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every module of the service shares."""
+
+    config: Config
+    providers: Mapping[str, Provider]
+    store: Store
+    clock: Clock
+
+
+class Sandboxes:
+    def __init__(self, parts: Parts, admission: Admission) -> None:
+        self.entries: dict[SandboxId, Entry] = {}
+        self.counts: Counter[State] = Counter()
+        self.draining = False
+        self.unremoved: dict[
+            SandboxId, str | None
+        ] = {}  # gone, but not yet from the store; its key
+        self._parts = parts
+        self._store = parts.store
+        self._clock = parts.clock
+        self._boot = parts.clock.boot_id()
+        self._admission = admission
+        self._tombstones: OrderedDict[SandboxId, str] = OrderedDict()
+        self._tasks = Tasks()
+        # Between looking a key up and recording it, nobody else may look it up.
+        self._keys = asyncio.Lock()
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+    def move(self, entry: Entry, to: State, reason: str = "") -> None:
+        """The only place where a state changes. Raises WrongStateError."""
+        if to not in MOVES[entry.state]:
+            raise WrongStateError(
+                f"sandbox {entry.id} is {entry.state} and cannot become {to}",
+                sandbox_id=entry.id,
+                state=str(entry.state),
+            )
+        self.counts[entry.state] -= 1
+        self.counts[to] += 1
+        entry.state = to
+        entry.reason = reason or entry.reason
+        if to is State.GONE:
+            self._bury(entry)
+
+    def enter(self, entry: Entry) -> None:
+        """Register one that is new, or known from the store."""
+        self.entries[entry.id] = entry
+        self.counts[entry.state] += 1
+
+    def _bury(self, entry: Entry) -> None:
+        del self.entries[entry.id]
+        self.counts[State.GONE] -= 1
+        self.remember_end(entry.id, entry.reason)
+
+    def remember_end(self, id: SandboxId, reason: str) -> None:
+        """So that late callers learn that it existed, and why it is over."""
+        self._tombstones[id] = reason
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
+
+    def find(self, id: str) -> Entry:
+        """Raises NotFoundError, GoneError."""
+        entry = self.entries.get(SandboxId(id))
+        if entry is not None:
+            return entry
+        reason = self._tombstones.get(SandboxId(id))
+        if reason is not None:
+            raise GoneError(f"sandbox {id} is over: {reason}", sandbox_id=id)
+        raise NotFoundError(f"sandbox {brief(id)} does not exist", sandbox_id=str(id)[:80])
+
+    def list(
+        self, *, metadata: Mapping[str, str] | None = None, state: State | None = None
+    ) -> list[Sandbox]:
+        wanted = (metadata or {}).items()
+        return [
+            entry.view()
+            for entry in self.entries.values()
+            if (state is None or entry.state is state) and wanted <= entry.metadata.items()
+        ]
+
+    async def create(self, request: CreateRequest) -> Sandbox:
+        if self.draining:
+            raise UnavailableError("the server is stopping", hint="try again in a few seconds")
+        entry = self._admission.admit(request)
+        if entry.key is None:
+            await self._begin(entry, None)
+        else:
+            async with self._keys:
+                entry = await self._begin_once(entry, entry.key, create_fingerprint(request))
+        return await self._launched(entry)
+
+    async def _begin_once(self, entry: Entry, key: str, mark: str) -> Entry:
+        held = await self._store.find(CREATE, key)
+        if held is None:
+            await self._begin(entry, Claim(CREATE, key, mark, entry.id, self._clock.now()))
+            return entry
+        if held.fingerprint != mark:
+            raise ConflictError(
+                f"idempotency_key {brief(key)} was used for another request",
+                hint="take a new key for a new sandbox",
+                sandbox_id=held.target,
+            )
+        first = self.entries.get(SandboxId(held.target))
+        if first is None:
+            reason = self._tombstones.get(SandboxId(held.target), "it has ended")
+            raise GoneError(
+                f"idempotency_key {brief(key)} made sandbox {held.target}, which is over: {reason}",
+                hint="take a new key for a new sandbox",
+                sandbox_id=held.target,
+            )
+        return first
+
+    async def _begin(self, entry: Entry, claim: Claim | None) -> None:
+        """On return it is recorded; from then on a box may exist, and restarts know of it."""
+        live, most = sum(self.counts[s] for s in _LIVE), self._parts.config.max_sandboxes
+        if live >= most:
+            raise CapacityError(
+                f"all sandboxes are taken: {live}, limit {most}",
+                retry_after=self._soonest_end(),
+                hint="delete one, or wait for one to end",
+                limit=most,
+            )
+        self.enter(entry)
+        try:
+            await self._store.save(entry.record(self._boot), claim)
+        except BaseException:
+            self._forget(entry)
+            raise
+        entry.launching = self._tasks.spawn(self._launch(entry), f"launch {entry.id}")
+
+    def _soonest_end(self) -> float:
+        first = min((entry.deadline for entry in self.entries.values()), default=0.0)
+        return min(max(first - self._clock.monotonic(), 1.0), 60.0)
+
+    async def _launched(self, entry: Entry) -> Sandbox:
+        launching = entry.launching
+        if launching is not None:
+            try:
+                await asyncio.wait({launching})
+            except asyncio.CancelledError:
+                if entry.key is None:
+                    self._tasks.spawn(self.end(entry, "its creator left"), f"leave {entry.id}")
+                raise
+            if launching.cancelled():
+                raise GoneError(f"sandbox {entry.id} is over: {entry.reason}", sandbox_id=entry.id)
+            launching.result()
+        return entry.view()
+
+    async def _launch(self, entry: Entry) -> None:
+        provider = self._parts.providers[entry.provider]
+        try:
+            try:
+                async with asyncio.timeout(LAUNCH_BUDGET):
+                    entry.take(await provider.launch(entry.id, spec_of(entry)))
+            except TimeoutError:
+                text = f"the box was not up within {LAUNCH_BUDGET:g} seconds"
+                raise UnavailableError(text, sandbox_id=entry.id) from None
+            await self._store.save(entry.record(self._boot, state=State.RUNNING))
+        except BaseException:
+            await finish(self._undo(entry), f"launch {entry.id}", budget=DESTROY_BUDGET)
+            raise
+        entry.active = entry.checked = self._clock.monotonic()
+        entry.launching = None
+        self.move(entry, State.RUNNING)
+
+    async def _undo(self, entry: Entry) -> None:
+        """After a launch that failed: no box, no record, and its key may be used again."""
+        entry.launching = None
+        try:
+            await self._destroy_box(entry)
+        finally:
+            # A box that is left after all is an orphan from here on, and the reaper's.
+            await self.remove(entry.id, entry.key)
+            self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        entry.reason = entry.reason or "it could not be created"
+        self.move(entry, State.GONE)
+
+    async def delete(self, id: str, reason: str = "it was deleted") -> None:
+        await self.end(self.find(id), reason)
+
+    async def end(self, entry: Entry, reason: str) -> None:
+        """Returns when nothing is left of it. It has begun to end before the first await."""
+        if entry.ending is None:
+            entry.reason = reason if entry.state is not State.FAILED else entry.reason
+            entry.ending = self._tasks.spawn(self._end(entry, reason), f"end {entry.id}")
+        await outcome(entry.ending)
+
+    async def _end(self, entry: Entry, reason: str) -> None:
+        try:
+            if entry.launching is not None:
+                entry.launching.cancel()
+                await asyncio.wait({entry.launching})
+            if entry.state is State.GONE:
+                return  # it had not been launched, and has cleaned up after itself
+            if entry.state is not State.STOPPING:
+                self.move(entry, State.STOPPING, reason)
+                await self._note(entry)
+            await self._destroy_box(entry)
+        except BaseException:
+            # It stays `stopping`; the reaper, the next delete or the next start tries again.
+            entry.ending = None
+            entry.retry_at = self._clock.monotonic() + RETRY
+            raise
+        await self.remove(entry.id)
+        self.move(entry, State.GONE)
+
+    async def _destroy_box(self, entry: Entry) -> None:
+        try:
+            async with asyncio.timeout(DESTROY_BUDGET):
+                if entry.box is not None:
+                    await entry.box.destroy()
+                elif (provider := self._parts.providers.get(entry.provider)) is not None:
+                    await provider.discard(entry.box_handle())
+        except TimeoutError:
+            raise UnavailableError(
+                f"sandbox {entry.id} could not be removed within {DESTROY_BUDGET:g} seconds",
+                hint="it is tried again; so may you",
+                sandbox_id=entry.id,
+            ) from None
+
+    async def remove(self, id: SandboxId, key: str | None = None) -> None:
+        """From the store; if that does not work now, the reaper tries later. `key` becomes free."""
+        self.unremoved[id] = key
+        try:
+            await self._store.remove(id)
+            if key is not None:
+                await self._store.release(CREATE, key)
+            del self.unremoved[id]
+        except (UnavailableError, NoSpaceError) as error:
+            log.warning("record not removed yet", sandbox=id, reason=error.message)
+
+    async def _note(self, entry: Entry) -> None:
+        """Record what a restart would find out by itself: worth trying, not worth failing."""
+        try:
+            await self._store.save(entry.record(self._boot))
+        except (UnavailableError, NoSpaceError) as error:
+            log.warning("state not recorded", sandbox=entry.id, reason=error.message)
+
+    async def fail(self, entry: Entry, reason: str) -> None:
+        """Its box is dead. It stays visible, with the reason, until it is deleted or expires."""
+        if entry.state not in (State.RUNNING, State.PAUSED):
+            return
+        log.warning("sandbox failed", sandbox=entry.id, reason=reason)
+        self.move(entry, State.FAILED, reason)
+        entry.link = None
+        self._tasks.spawn(self._destroy_box(entry), f"scrap {entry.id}")
+        await self._note(entry)
+
+    async def set_timeout(self, id: str, ttl: float) -> Sandbox:
+        ttl = validate.seconds("ttl", ttl, 0.0, self._parts.config.max_ttl)
+        return await self._renew(self.find(id), ttl, ttl)
+
+    async def keep_alive(self, id: str) -> Sandbox:
+        entry = self.find(id)
+        left = entry.deadline - self._clock.monotonic()
+        return await self._renew(entry, max(left, entry.ttl), entry.ttl)
+
+    async def _renew(self, entry: Entry, left: float, ttl: float) -> Sandbox:
+        if entry.state not in (State.CREATING, State.RUNNING, State.PAUSED) or entry.ending:
+            raise entry.refusal()
+        before = (entry.deadline, entry.expires, entry.ttl, entry.active)
+        # In memory first: from here on the reaper leaves it alone.
+        now = self._clock.monotonic()
+        entry.deadline, entry.expires = now + left, self._clock.now() + left
+        entry.ttl, entry.active = max(ttl, 1.0), now
+        try:
+            if entry.launching is None:
+                await self._store.save(entry.record(self._boot))
+        except BaseException:
+            entry.deadline, entry.expires, entry.ttl, entry.active = before
+            raise
+        return entry.view()

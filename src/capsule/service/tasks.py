@@ -1,0 +1,70 @@
+"""Tasks that outlive the call that began them, each with an owner that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from capsule.errors import CapsuleError
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+
+class Tasks:
+    """What one object has started. `aclose` cancels what is left and waits for it."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name=what)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        # Whoever waits gets the error too; asking for it here keeps asyncio from complaining when
+        # nobody waits any more.
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, CapsuleError):
+            log.error("task failed unexpectedly", task=task.get_name(), exc_info=error)
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+async def outcome(task: asyncio.Task[T]) -> T:
+    """What the task returns or raises. Cancelling the wait does not cancel the task."""
+    if not task.done():
+        await asyncio.wait({task})
+    return task.result()
+
+
+async def finish(cleanup: Coroutine[Any, Any, None], what: str, *, budget: float = 10.0) -> None:
+    """Run `cleanup` to its end even if our own task is cancelled meanwhile.
+
+    Never raises what the cleanup raised: callers sit in `finally`, already carrying a better error.
+    Whatever could not be destroyed keeps its label, and the reaper finds it.
+    """
+    task = asyncio.create_task(asyncio.wait_for(cleanup, budget))
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})  # unlike `await task`, does not pass our cancellation on
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("cleanup failed", what=what, reason=str(error))
+    if cancelled is not None:
+        raise cancelled
