@@ -60,10 +60,12 @@ def boot():
     atexit.register(carry)
     show = sys.excepthook
     def hook(kind, error, trace):
-        trace = trace and trace.tb_next
-        while trace and trace.tb_frame.f_code.co_filename == "<capsule>":
+        rest = trace and trace.tb_next
+        while trace:
+            if trace.tb_frame.f_code.co_filename == "<capsule>":
+                rest = trace.tb_next
             trace = trace.tb_next
-        show(kind, error.with_traceback(trace), trace)
+        show(kind, error.with_traceback(rest), rest)
     sys.excepthook = hook
     return compile(sys.argv.pop(1), "<string>", "exec", dont_inherit=True)
 """

@@ -80,15 +80,17 @@ class Store(Protocol):
 
 
 _SCHEMA = """
-CREATE TABLE sandboxes (id TEXT PRIMARY KEY, created REAL NOT NULL, state TEXT NOT NULL, body BLOB NOT NULL) STRICT;
+CREATE TABLE sandboxes (
+    id TEXT PRIMARY KEY, created REAL NOT NULL, state TEXT NOT NULL, body BLOB NOT NULL
+);
 CREATE TABLE claims (
-    scope TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, target TEXT NOT NULL, at REAL NOT NULL,
-    PRIMARY KEY (scope, key)
-) STRICT, WITHOUT ROWID;
+    scope TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, target TEXT NOT NULL,
+    at REAL NOT NULL, PRIMARY KEY (scope, key)
+) WITHOUT ROWID;
 CREATE INDEX claims_by_age ON claims (scope, at);
 CREATE TABLE sessions (
     sandbox TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (sandbox, name)
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;
 PRAGMA user_version = 1;
 """
 _VERSION = 1
@@ -112,7 +114,7 @@ class SqliteStore:
                 self._db.executescript("BEGIN IMMEDIATE;" + _SCHEMA + "COMMIT;")
         if version not in (0, _VERSION):
             raise ConflictError(
-                f"{self._path} was written by another version of Capsule: {version}, known: {_VERSION}",
+                f"{self._path} has format {version}, this version of Capsule knows {_VERSION}",
                 hint="use that version, or another data_dir",
             )
 
@@ -252,7 +254,8 @@ def _claim_row(claim: Claim) -> tuple[str, str, str, str, float]:
 
 def _forget_claims(db: sqlite3.Connection, now: float) -> None:
     db.execute(
-        "DELETE FROM claims WHERE scope = ? AND at < ? AND target NOT IN (SELECT id FROM sandboxes)",
+        "DELETE FROM claims WHERE scope = ? AND at < ?"
+        " AND target NOT IN (SELECT id FROM sandboxes)",
         (CREATE, now - KEEP_CLAIMS),
     )
     crowded = db.execute(
@@ -278,9 +281,7 @@ def _translated(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the class
         if code in _BUSY:
-            raise UnavailableError(
-                "the records are locked by another process", busy=True
-            ) from error
+            raise UnavailableError("records are locked by another process", busy=True) from error
         if code == sqlite3.SQLITE_FULL:
             raise NoSpaceError(
                 "no space left for the server's records", hint="free some on the disk of data_dir"
@@ -291,4 +292,5 @@ def _translated(path: Path) -> Iterator[None]:
             ) from error
         raise UnavailableError(f"cannot use the records in {path}: {error}") from error
     except OSError as error:
-        raise UnavailableError(f"cannot use the records in {path}: {error.strerror}") from error
+        why = error.strerror
+        raise UnavailableError(f"cannot use the records in {path}: {why}") from error

@@ -232,6 +232,6 @@ def _check_name(name: str) -> None:
     """It becomes a part of the exec's id, by which the shell is found again."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidError(
-            f"name: {brief(name)} is no name of a terminal, allowed: 1 to 32 letters, digits, _ and -",
+            f"name: {brief(name)} is none, allowed: 1 to 32 letters, digits, '_' and '-'",
             field="name",
         )

@@ -8,8 +8,8 @@ import codecs
 class Utf8Decoder:
     """Decodes one stream, chunk by chunk.
 
-    A character cut at the edge of a chunk waits for its rest (at most 3 bytes are held back); bytes that
-    can never become UTF-8 turn into U+FFFD, as `bytes.decode(errors="replace")` of the whole would.
+    A character cut at the edge of a chunk waits for its rest (at most 3 bytes are held back); bytes
+    that can never become UTF-8 turn into U+FFFD, as decoding the whole with "replace" would do.
     """
 
     __slots__ = ("_decoder",)

@@ -44,7 +44,7 @@ class CreateRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExecCall:
-    """Run a program. `cmd` is an argv; turning a string into a shell call is the edge's business."""
+    """Run a program. `cmd` is an argv; making a string a shell call is the edge's business."""
 
     cmd: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
