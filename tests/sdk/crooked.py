@@ -32,22 +32,24 @@ class CrookedServer:
     deeds: list[Deed]
     requests: list[Request] = field(default_factory=list)
     connections: list[socket.socket] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
 
 
 @contextlib.contextmanager
 def crooked_server(*deeds: Deed) -> Iterator[CrookedServer]:
-    """Each request gets the next deed; those after the last one are refused."""
+    """Each request gets the next deed, whichever connection it comes on; then there are none."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = CrookedServer(f"http://127.0.0.1:{listener.getsockname()[1]}", list(deeds))
-        thread = threading.Thread(target=_accept, args=(listener, server), daemon=True)
-        thread.start()
+        server.threads.append(threading.Thread(target=_accept, args=(listener, server)))
+        server.threads[0].start()
         try:
             yield server
         finally:
             for each in (listener, *server.connections):
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
-            thread.join(5)
+            for thread in server.threads:
+                thread.join(5)
 
 
 def _accept(listener: socket.socket, server: CrookedServer) -> None:
@@ -57,12 +59,16 @@ def _accept(listener: socket.socket, server: CrookedServer) -> None:
         except OSError:
             return
         server.connections.append(connection)
-        with connection, contextlib.suppress(OSError):
-            connection.settimeout(5)
-            while (request := _read(connection)) is not None:
-                server.requests.append(request)
-                if not server.deeds or not server.deeds.pop(0)(connection, request):
-                    break
+        server.threads.append(threading.Thread(target=_serve, args=(connection, server)))
+        server.threads[-1].start()
+
+
+def _serve(connection: socket.socket, server: CrookedServer) -> None:
+    with connection, contextlib.suppress(OSError):
+        while (request := _read(connection)) is not None:
+            server.requests.append(request)
+            if not server.deeds or not server.deeds.pop(0)(connection, request):
+                return
 
 
 def _read(connection: socket.socket) -> Request | None:

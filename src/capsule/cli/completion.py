@@ -1,4 +1,4 @@
-"""Shell completion scripts, as typer itself would install them."""
+"""Shell completion: the scripts, and the answers when a shell asks for candidates."""
 
 from __future__ import annotations
 
@@ -7,26 +7,32 @@ import io
 import os
 from typing import Any
 
-_VARIABLE = "_CAPSULE_COMPLETE"
+VARIABLE = "_CAPSULE_COMPLETE"  # set by the scripts when they ask
 
 
 def shells() -> tuple[str, ...]:
     return ("bash", "zsh", "fish")
 
 
+def prepare() -> None:
+    """Teach typer its own shells: it does so by itself only with its two extra options."""
+    from typer.completion import get_completion_inspect_parameters
+
+    get_completion_inspect_parameters()
+
+
 def script(shell: str) -> str:
-    import typer.completion
     import typer.main
 
     from capsule.cli.app import app
 
-    typer.completion.completion_init()
+    prepare()
     command: Any = typer.main.get_command(app)
     text = io.StringIO()
-    os.environ[_VARIABLE] = f"source_{shell}"
+    os.environ[VARIABLE] = f"source_{shell}"
     try:
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-            command.main([], prog_name="capsule", complete_var=_VARIABLE)
+            command.main([], prog_name="capsule", complete_var=VARIABLE)
     finally:
-        del os.environ[_VARIABLE]
+        del os.environ[VARIABLE]
     return text.getvalue().strip()

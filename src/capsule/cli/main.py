@@ -46,8 +46,11 @@ def execute(args: list[str]) -> int:
 def _dispatch(args: list[str]) -> int:
     import typer.main
 
+    from capsule.cli import completion
     from capsule.cli.app import app
 
+    if completion.VARIABLE in os.environ:
+        completion.prepare()
     command: Any = typer.main.get_command(app)
     result = command.main(args, prog_name="capsule", standalone_mode=False)
     return result if isinstance(result, int) else 0

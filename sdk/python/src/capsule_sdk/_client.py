@@ -48,7 +48,7 @@ def _target(url: str | None, api_key: str | None, retries: int) -> Target:
     headers = {"Accept-Encoding": "identity", "User-Agent": "capsule-sdk-python"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
-    return Target(where, headers, retries)
+    return Target.at(where, headers, retries)
 
 
 def create_params(template: str, options: CreateOptions) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from ._flow import Answer, Body, Call, Emit, Flow, Handle, Open, Pump, Read, Sleep, Work
+from ._http import AsyncLines, Lines, Origin, encode
 from .errors import InvalidError, UnavailableError
 
 T = TypeVar("T")
@@ -39,18 +41,23 @@ class Target:
 
     url: str
     headers: Mapping[str, str]
-    retries: int = 2
+    retries: int
+    host: str  # as the header names it
+    prefix: str  # of every path
+
+    @classmethod
+    def at(cls, url: str, headers: Mapping[str, str], retries: int) -> Target:
+        parsed = httpx.URL(url)
+        host, prefix = parsed.netloc.decode("ascii"), parsed.raw_path.decode("ascii").rstrip("/")
+        return cls(url, headers, retries, host, prefix)
 
     def httpx_options(self) -> dict[str, Any]:
-        host = httpx.URL(self.url).host
         # A proxy named by the environment can never reach this machine's own loopback.
-        local = host in ("localhost", "::1") or host.startswith("127.")
-        return {"trust_env": not local, "follow_redirects": False}
+        return {"trust_env": not _is_local(httpx.URL(self.url).host), "follow_redirects": False}
 
     def request(self, call: Call, content: Any) -> httpx.Request:
-        silence = SILENCE if call.timeout is None else call.timeout
-        read = None if silence <= 0 else silence
-        waits = {"connect": CONNECT_TIMEOUT, "pool": None, "write": SILENCE, "read": read}
+        waits = {"connect": CONNECT_TIMEOUT, "pool": None, "write": SILENCE}
+        waits["read"] = patience(call)
         return httpx.Request(
             call.method,
             self.url + call.path,
@@ -59,26 +66,51 @@ class Target:
             extensions={"timeout": waits},
         )
 
-    def problem(self, error: httpx.HTTPError) -> UnavailableError:
+    def direct(self) -> Origin | None:
+        """Where to connect to without httpx; None where TLS, a proxy or a login is in between."""
+        url = httpx.URL(self.url)
+        if url.scheme != "http" or url.userinfo:
+            return None
+        if not _is_local(url.host) and "http" in getproxies() and not proxy_bypass(url.host):
+            return None
+        return Origin(url.host, url.port or 80, _KEEPALIVE)
+
+    def encode(self, call: Call) -> bytes:
+        body = call.body if isinstance(call.body, bytes) else b""
+        headers = {"Host": self.host, **self.headers, **call.headers}
+        return encode(call.method, self.prefix + call.path, headers, body)
+
+    def problem(self, error: Exception) -> UnavailableError:
         """Foreign exceptions become ours here and nowhere else."""
-        match error:
-            case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.PoolTimeout():
-                problem = UnavailableError(
-                    f"cannot reach the Capsule server at {self.url}",
-                    hint="start it with `capsule serve`, or set CAPSULE_URL to where it runs",
-                )
-                problem.sent = False
-            case httpx.TimeoutException():
-                problem = UnavailableError(
-                    f"the Capsule server at {self.url} did not answer in time",
-                    hint="it may be overloaded; the call may or may not have taken effect",
-                )
-            case _:
-                problem = UnavailableError(
-                    f"the connection to {self.url} broke: {error or type(error).__name__}",
-                    hint="check that the server is still running, then try again",
-                )
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
+            return self.unreachable()
+        if isinstance(error, httpx.TimeoutException | TimeoutError):
+            return UnavailableError(
+                f"the Capsule server at {self.url} did not answer in time",
+                hint="it may be overloaded; the call may or may not have taken effect",
+            )
+        return UnavailableError(
+            f"the connection to {self.url} broke: {error or type(error).__name__}",
+            hint="check that the server is still running, then try again",
+        )
+
+    def unreachable(self) -> UnavailableError:
+        problem = UnavailableError(
+            f"cannot reach the Capsule server at {self.url}",
+            hint="start it with `capsule serve`, or set CAPSULE_URL to where it runs",
+        )
+        problem.sent = False
         return problem
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def patience(call: Call) -> float | None:
+    """How long the server may be silent; None: for ever."""
+    silence = SILENCE if call.timeout is None else call.timeout
+    return None if silence <= 0 else silence
 
 
 def chunks(body: Path | IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
@@ -121,13 +153,21 @@ def _is_plain(body: Body | None) -> bool:
     return body is None or isinstance(body, bytes)
 
 
+def _close_both(http: httpx.Client, lines: Lines | None) -> None:
+    http.close()
+    if lines is not None:
+        lines.close()
+
+
 class SyncDriver:
     def __init__(self, target: Target) -> None:
         self.target = target
         transport = httpx.HTTPTransport(limits=_LIMITS, socket_options=_KEEPALIVE)
         self._http = httpx.Client(transport=transport, **target.httpx_options())
+        origin = target.direct()
+        self._lines = Lines(origin) if origin else None
         # Few scripts close their client; its idle connections should not outlive it.
-        self._closing = weakref.finalize(self, self._http.close)
+        self._closing = weakref.finalize(self, _close_both, self._http, self._lines)
 
     def close(self) -> None:
         self._closing()
@@ -175,8 +215,21 @@ class SyncDriver:
             raise self.target.problem(error) from error
 
     def _call(self, call: Call) -> Answer:
+        if self._lines is not None and _is_plain(call.body):
+            return self._exchange(self._lines, call)
         response = self._send(call, stream=False)
         return Answer(response.status_code, response.headers, response.content)
+
+    def _exchange(self, lines: Lines, call: Call) -> Answer:
+        request = self.target.encode(call)
+        try:
+            line = lines.take(CONNECT_TIMEOUT)
+        except OSError as error:
+            raise self.target.unreachable() from error
+        try:
+            return lines.exchange(line, request, patience(call))
+        except OSError as error:
+            raise self.target.problem(error) from error
 
     def _open(self, call: Call, opened: contextlib.ExitStack) -> Handle:
         response = self._send(call, stream=True)
@@ -195,9 +248,13 @@ class AsyncDriver:
         self.target = target
         transport = httpx.AsyncHTTPTransport(limits=_LIMITS, socket_options=_KEEPALIVE)
         self._http = httpx.AsyncClient(transport=transport, **target.httpx_options())
+        origin = target.direct()
+        self._lines = AsyncLines(origin) if origin else None
 
     async def aclose(self) -> None:
         await self._http.aclose()
+        if self._lines is not None:
+            await self._lines.aclose()
 
     async def run(self, flow: Flow[T]) -> T:
         pump = Pump(flow)
@@ -243,8 +300,21 @@ class AsyncDriver:
             raise self.target.problem(error) from error
 
     async def _call(self, call: Call) -> Answer:
+        if self._lines is not None and _is_plain(call.body):
+            return await self._exchange(self._lines, call)
         response = await self._send(call, stream=False)
         return Answer(response.status_code, response.headers, response.content)
+
+    async def _exchange(self, lines: AsyncLines, call: Call) -> Answer:
+        request = self.target.encode(call)
+        try:
+            line = await lines.take(CONNECT_TIMEOUT)
+        except OSError as error:
+            raise self.target.unreachable() from error
+        try:
+            return await lines.exchange(line, request, patience(call))
+        except OSError as error:
+            raise self.target.problem(error) from error
 
     async def _open(self, call: Call, opened: contextlib.AsyncExitStack) -> Handle:
         response = await self._send(call, stream=True)
