@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from capsule.cli import options as o
+from capsule.cli import show
 
 app = typer.Typer(
     name="capsule",
@@ -58,6 +59,7 @@ def run(
     An argument that names an existing file is a script; so is a single word that ends in .py, .js,
     .mjs, .go or .sh (an error if there is no such file). Anything else is code.
     """
+    show.quiet_logs()
     from capsule.cli.run import Job, run_job
 
     limits = {"memory": memory, "cpus": cpus, "disk": disk, "processes": processes}
@@ -234,6 +236,7 @@ def rm(
 @app.command()
 def doctor(json: o.Json = False) -> int:
     """What this machine can do, level by level; for what it cannot, the reason and the fix."""
+    show.quiet_logs()
     from capsule.cli.doctor import examine
 
     return examine(as_json=json)
@@ -283,8 +286,6 @@ def version(json: o.Json = False) -> int:
     """Print the version."""
     from importlib.metadata import version as installed
 
-    from capsule.cli import show
-
     number = installed("capsule-sandbox")
     if json:
         show.as_json({"version": number})
@@ -299,13 +300,12 @@ def completion(
 ) -> int:
     """Print the script that completes commands. For bash: source <(capsule completion bash)"""
     from capsule.cli.completion import script, shells
-    from capsule.cli.show import as_json
 
     if shell not in shells():
         raise typer.BadParameter(f"no completion for {shell!r}; there is {', '.join(shells())}")
     text = script(shell)
     if json:
-        as_json({"shell": shell, "script": text})
+        show.as_json({"shell": shell, "script": text})
     else:
         print(text)
     return 0

@@ -20,7 +20,6 @@ from capsule.providers.registry import make_provider, names
 
 
 def examine(*, as_json: bool) -> int:
-    show.quiet_logs()
     config = load_config()
     reports = [asyncio.run(_probe(name, config)) for name in names()]
     if as_json:

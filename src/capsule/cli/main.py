@@ -44,6 +44,8 @@ def execute(args: list[str]) -> int:
 
 
 def _dispatch(args: list[str]) -> int:
+    if _is_plain_run(args):
+        return _run(args[1])
     import typer.main
 
     from capsule.cli import completion
@@ -54,6 +56,18 @@ def _dispatch(args: list[str]) -> int:
     command: Any = typer.main.get_command(app)
     result = command.main(args, prog_name="capsule", standalone_mode=False)
     return result if isinstance(result, int) else 0
+
+
+def _is_plain_run(args: list[str]) -> bool:
+    return len(args) == 2 and args[0] == "run" and (args[1] == "-" or args[1][:1] != "-")
+
+
+def _run(source: str) -> int:
+    """`capsule run CODE` has no options to parse: it need not wait 60 ms for a parser to load."""
+    show.quiet_logs()
+    from capsule.cli.run import Job, run_job
+
+    return run_job(Job(source))
 
 
 def is_ours(error: Exception) -> bool:

@@ -48,7 +48,6 @@ class Job:
 def run_job(job: Job) -> int:
     source = find_source(job.source)
     copies = [copy for path in job.files for copy in find_copies(path)]
-    show.quiet_logs()
     return asyncio.run(_main(job, source, copies))
 
 
