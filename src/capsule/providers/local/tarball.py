@@ -156,7 +156,7 @@ def _member(header: bytes, kind: bytes, size: int, pax: dict[bytes, bytes]) -> M
             hint="pack it again without that feature",
         )
     known = _KINDS[kind]
-    if known is Kind.FILE and path.endswith(b"/"):
+    if kind == b"\0" and path.endswith(b"/"):
         known = Kind.DIR  # as tars before 1988 say it
     if b"size" in pax:
         size = _decimal(pax[b"size"])

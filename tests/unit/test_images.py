@@ -1,0 +1,843 @@
+"""Importing images: the honest ones are all there, the hostile ones leave nothing."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import platform
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule.errors import (
+    CapsuleError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    NotSupportedError,
+    TooLargeError,
+)
+from capsule.providers.local import images, unpack
+from capsule.providers.local.images import Caps, import_archive, layers, list_images, remove_image
+from capsule.providers.local.removal import remove_tree
+from tests.support.users import User
+
+ARCH = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+OTHER_ARCH = "arm64" if ARCH == "amd64" else "amd64"
+MTIME = 1_600_000_000
+
+Entry = tarfile.TarInfo | tuple[tarfile.TarInfo, bytes]
+
+
+def info(name: str, kind: bytes = tarfile.REGTYPE, **fields: Any) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    member.mtime = MTIME
+    for key, value in fields.items():
+        setattr(member, key, value)
+    return member
+
+
+def file(name: str, data: bytes = b"x", **fields: Any) -> Entry:
+    return info(name, size=len(data), **fields), data
+
+
+def folder(name: str, **fields: Any) -> tarfile.TarInfo:
+    return info(name, tarfile.DIRTYPE, **{"mode": 0o755, **fields})
+
+
+def symlink(name: str, target: str) -> tarfile.TarInfo:
+    return info(name, tarfile.SYMTYPE, linkname=target)
+
+
+def hardlink(name: str, target: str) -> tarfile.TarInfo:
+    return info(name, tarfile.LNKTYPE, linkname=target)
+
+
+def tar(*entries: Entry, format: int = tarfile.PAX_FORMAT) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format) as archive:
+        for entry in entries:
+            member, data = entry if isinstance(entry, tuple) else (entry, b"")
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def config_of(layer_tars: Iterable[bytes], **changes: Any) -> bytes:
+    config = {
+        "os": "linux",
+        "architecture": ARCH,
+        "config": {
+            "Env": ["PATH=/opt/bin:/usr/bin", "A=b=c", "broken"],
+            "WorkingDir": "/srv",
+            "Cmd": ["python3"],
+            "Entrypoint": None,
+            "User": "app",
+        },
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha(each)}" for each in layer_tars]},
+    }
+    return json.dumps({**config, **changes}).encode()
+
+
+def docker_save(*layer_tars: bytes, config: bytes | None = None) -> bytes:
+    """As Docker before 25 wrote it."""
+    config = config or config_of(layer_tars)
+    names = [f"{i:064x}/layer.tar" for i in range(len(layer_tars))]
+    manifest = [{"Config": f"{sha(config)}.json", "RepoTags": ["app:1"], "Layers": names}]
+    return tar(
+        file(f"{sha(config)}.json", config),
+        *(file(name, data) for name, data in zip(names, layer_tars, strict=True)),
+        file("manifest.json", json.dumps(manifest).encode()),
+    )
+
+
+def blob(data: bytes) -> Entry:
+    return file(f"blobs/sha256/{sha(data)}", data)
+
+
+def descriptor(data: bytes, **more: Any) -> dict[str, Any]:
+    return {"digest": f"sha256:{sha(data)}", "size": len(data), **more}
+
+
+def oci_manifest(*packed: bytes, config: bytes) -> bytes:
+    found = {"config": descriptor(config), "layers": [descriptor(each) for each in packed]}
+    return json.dumps({"schemaVersion": 2, **found}).encode()
+
+
+def oci_layout(index: dict[str, Any], *blobs: bytes) -> bytes:
+    return tar(
+        file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}'),
+        file("index.json", json.dumps(index).encode()),
+        *(blob(each) for each in blobs),
+    )
+
+
+def oci(*layer_tars: bytes, compress: Callable[[bytes], bytes] = gzip.compress) -> bytes:
+    packed = [compress(each) for each in layer_tars]
+    config = config_of(layer_tars)
+    manifest = oci_manifest(*packed, config=config)
+    return oci_layout({"manifests": [descriptor(manifest)]}, manifest, config, *packed)
+
+
+BASE = tar(
+    folder("./"),
+    folder("etc"),
+    file("etc/passwd", b"root"),
+    folder("usr"),
+    folder("usr/bin"),
+    file("usr/bin/python3", b"#!", mode=0o755),
+    file("usr/bin/gone", b"old", mode=0o755),
+    symlink("bin", "usr/bin"),
+    hardlink("usr/bin/python", "usr/bin/python3"),
+    folder("data"),
+    file("data/old", b"old"),
+    file("data/sub/deep", b"deep"),
+)
+TOP = tar(
+    folder("usr"),
+    folder("usr/bin"),
+    file("usr/bin/.wh.gone", b""),
+    file("data/.wh..wh..opq", b""),
+    file("data/new", b"new"),
+    file("etc/passwd", b"changed"),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def load(data: bytes, store: Path, name: str = "app", **options: Any) -> images.Image:
+    return import_archive(io.BytesIO(data), name, store, **options)
+
+
+def tree(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+def left_behind(store: Path) -> list[str]:
+    """Everything in a store but its folders and its lock."""
+    return [
+        str(path.relative_to(store))
+        for path in store.rglob("*")
+        if path.relative_to(store).parts not in (("images",), ("layers",), ("work",), ("lock",))
+    ]
+
+
+# What honest archives become
+
+
+@pytest.mark.parametrize("pack", [docker_save, oci], ids=["docker", "oci"])
+def test_layers_are_unpacked_with_the_top_first(pack: Callable[..., bytes], store: Path) -> None:
+    image = load(pack(BASE, TOP), store)
+    top, base = layers("app", store)
+    assert image.layers == (sha(BASE), sha(TOP))
+    assert (base.name, top.name) == image.layers
+    assert (base / "etc/passwd").read_bytes() == b"root"
+    assert (top / "etc/passwd").read_bytes() == b"changed"
+    assert os.readlink(base / "bin") == "usr/bin"
+    assert (base / "usr/bin/python").samefile(base / "usr/bin/python3")
+    assert not left_behind_work(store)
+
+
+def left_behind_work(store: Path) -> list[Path]:
+    return list((store / "work").iterdir())
+
+
+def test_a_hybrid_archive_of_newer_docker_is_read(store: Path) -> None:
+    config = config_of([BASE])
+    manifest = oci_manifest(BASE, config=config)
+    listed = [{"Config": f"blobs/sha256/{sha(config)}", "Layers": [f"blobs/sha256/{sha(BASE)}"]}]
+    data = tar(
+        *(blob(each) for each in (config, BASE, manifest)),
+        file("index.json", json.dumps({"manifests": [descriptor(manifest)]}).encode()),
+        file("oci-layout", b"{}"),
+        file("manifest.json", json.dumps(listed).encode()),
+    )
+    assert load(data, store).layers == (sha(BASE),)
+
+
+def test_equal_layers_that_docker_saved_as_links_are_found(store: Path) -> None:
+    config = config_of([BASE, TOP, BASE])
+    names = ["a/layer.tar", "b/layer.tar", "c/layer.tar"]
+    data = tar(
+        file("c.json", config),
+        file("a/layer.tar", BASE),
+        file("b/layer.tar", TOP),
+        symlink("c/layer.tar", "../a/layer.tar"),
+        file("manifest.json", json.dumps([{"Config": "c.json", "Layers": names}]).encode()),
+    )
+    # Overlayfs refuses a layer that comes twice: the upper one stays.
+    assert load(data, store).layers == (sha(TOP), sha(BASE))
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_plain_root_is_one_layer(compress: Callable[[bytes], bytes], store: Path) -> None:
+    image = load(compress(BASE), store)
+    assert (image.kind, image.layers) == ("rootfs", (sha(BASE),))
+    assert (layers("app", store)[0] / "etc/passwd").read_bytes() == b"root"
+
+
+@pytest.mark.parametrize(
+    "format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=str
+)
+def test_every_tar_dialect_is_read(format: int, store: Path) -> None:
+    long = "a" * 90 + "/" + "b" * 90 + ("" if format == tarfile.USTAR_FORMAT else "/" + "c" * 200)
+    load(tar(file(long, b"far"), symlink("l", "t" * 99), format=format), store)
+    (layer,) = layers("app", store)
+    assert (layer / long).read_bytes() == b"far"
+
+
+def test_gnu_tar_and_our_reader_agree(tmp_path: Path, store: Path) -> None:
+    source = tmp_path / "root"
+    (source / "dir/ünïcode \n name").mkdir(parents=True)
+    (source / "dir/big").write_bytes(os.urandom(1_000_001))
+    (source / "dir/link").symlink_to("../dir/big")
+    os.link(source / "dir/big", source / "dir/same")
+    archive = tmp_path / "root.tar"
+    subprocess.run(["tar", "-C", source, "-cf", archive, "."], check=True)
+    import_archive(archive, "app", store)
+    (layer,) = layers("app", store)
+    assert tree(layer) == tree(source)
+    assert (layer / "dir/big").read_bytes() == (source / "dir/big").read_bytes()
+    assert (layer / "dir/same").samefile(layer / "dir/big")
+
+
+def test_modes_and_times_are_kept_and_special_bits_dropped(store: Path) -> None:
+    entries = (
+        folder("secret", mode=0o710),
+        file("secret/key", mode=0o600),
+        file("su", mode=0o4755),
+        folder("tmp", mode=0o1777),
+    )
+    load(tar(*entries), store)
+    (layer,) = layers("app", store)
+    modes = {name: stat.S_IMODE((layer / name).lstat().st_mode) for name in tree(layer)}
+    assert modes == {"secret": 0o710, "secret/key": 0o600, "su": 0o755, "tmp": 0o777}
+    assert stat.S_IMODE(layer.stat().st_mode) == 0o755
+    assert {(layer / name).lstat().st_mtime for name in modes} == {MTIME}
+    assert {(layer / name).lstat().st_uid for name in modes} == {os.getuid()}
+
+
+def test_devices_and_fifos_are_left_out_and_counted(store: Path) -> None:
+    device = info("dev/sda", tarfile.BLKTYPE, devmajor=8)
+    whiteout = info("dev/zero-zero", tarfile.CHRTYPE)
+    image = load(tar(device, whiteout, info("pipe", tarfile.FIFOTYPE), file("kept")), store)
+    assert tree(layers("app", store)[0]) == ["kept"]
+    assert image.amount.left_out == 3
+
+
+def test_deletions_become_what_overlayfs_takes_for_them(store: Path) -> None:
+    load(docker_save(BASE, TOP), store)
+    top, _ = layers("app", store)
+    gone = (top / "usr/bin/gone").lstat()
+    assert stat.S_ISCHR(gone.st_mode) and gone.st_rdev == 0
+    assert os.getxattr(top / "data", "user.overlay.opaque") == b"y"
+    assert tree(top / "data") == ["new"]
+
+
+def test_a_folder_made_anew_hides_the_deleted_one(store: Path) -> None:
+    for name, entries in {
+        "first": (file(".wh.data"), folder("data"), file("data/new")),
+        "last": (folder("data"), file("data/new"), file(".wh.data")),
+    }.items():
+        load(docker_save(BASE, tar(*entries)), store, name)
+        top, _ = layers(name, store)
+        assert os.getxattr(top / "data", "user.overlay.opaque") == b"y"
+
+
+def test_a_layer_that_hides_everything_is_the_lowest_to_mount(store: Path) -> None:
+    load(docker_save(BASE, tar(file(".wh..wh..opq"), file("only"))), store)
+    assert [tree(layer) for layer in layers("app", store)] == [["only"]]
+
+
+MERGED = {
+    "bin",
+    "data",
+    "data/new",
+    "etc",
+    "etc/passwd",
+    "usr",
+    "usr/bin",
+    "usr/bin/python",
+    "usr/bin/python3",
+}
+
+
+@pytest.mark.usefixtures("as_root")
+@pytest.mark.parametrize("options", ["", ",userxattr"])
+def test_mounted_layers_show_the_image(options: str, store: Path, tmp_path: Path) -> None:
+    load(docker_save(BASE, TOP), store)
+    found = _mounted(tmp_path, ":".join(map(str, layers("app", store))), options, [])
+    assert found == MERGED
+
+
+def test_an_ordinary_user_imports_and_mounts(as_user: User) -> None:
+    (as_user.home / "image.tar").write_bytes(docker_save(BASE, TOP))
+    code = (
+        "import sys; from pathlib import Path; from capsule.providers.local import images\n"
+        "store = Path(sys.argv[1], 'store')\n"
+        "images.import_archive(Path(sys.argv[1], 'image.tar'), 'app', store)\n"
+        "print(':'.join(map(str, images.layers('app', store))))"
+    )
+    ended = as_user.run(as_user.python, "-c", code, str(as_user.home))
+    assert ended.returncode == 0, ended.stderr
+    script = _mount_script(as_user.home, ended.stdout.strip(), ",userxattr")
+    mounted = as_user.run("unshare", "-Urm", "sh", "-ec", script)
+    if "unshare" in mounted.stderr:
+        pytest.skip(f"no user namespaces for users: {mounted.stderr.strip()}")
+    assert set(mounted.stdout.split()) == MERGED
+
+
+def _mount_script(place: Path, lower: str, options: str) -> str:
+    return (
+        f"mkdir {place}/m && mount -t overlay -o ro,lowerdir={lower}{options} none {place}/m && "
+        f"cd {place}/m && find . -mindepth 1 | cut -c3-"
+    )
+
+
+def _mounted(place: Path, lower: str, options: str, prefix: list[str]) -> set[str]:
+    script = _mount_script(place, lower, options)
+    ended = subprocess.run(
+        [*prefix, "unshare", "-m", "sh", "-ec", script], capture_output=True, text=True, check=True
+    )
+    return set(ended.stdout.split())
+
+
+@pytest.mark.parametrize("why", ["no whiteouts", "too many layers"])
+def test_layers_are_flattened_where_they_must(
+    why: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "no whiteouts":
+        monkeypatch.setattr(images, "whiteouts_work", lambda _: False)
+    else:
+        monkeypatch.setattr(images, "_MOUNT_BUDGET", 100)
+    image = load(docker_save(BASE, TOP), store)
+    (flat,) = layers("app", store)
+    assert image.flattened
+    assert set(tree(flat)) == MERGED
+    assert (flat / "etc/passwd").read_bytes() == b"changed"
+
+
+def test_flattening_keeps_what_the_same_layer_brought(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "whiteouts_work", lambda _: False)
+    top = tar(
+        file("data/sub/mine"), file("data/.wh..wh..opq"), file("etc/hosts"), file("etc/.wh.hosts")
+    )
+    load(docker_save(BASE, top), store)
+    (flat,) = layers("app", store)
+    assert tree(flat / "data") == ["sub", "sub/mine"]
+    assert (flat / "etc/hosts").exists()
+
+
+def test_the_config_is_kept_for_template_defaults(store: Path) -> None:
+    config = load(docker_save(BASE), store).config
+    assert config.env == {"PATH": "/opt/bin:/usr/bin", "A": "b=c"}
+    assert (config.working_dir, config.user) == ("/srv", "app")
+    assert (config.entrypoint, config.cmd) == ((), ("python3",))
+    (listed,) = list_images(store)
+    assert listed.config == config
+
+
+def test_programs_are_found_through_layers_and_deletions(store: Path) -> None:
+    load(docker_save(BASE, TOP), store)
+    wanted = ["python3", "gone", "node", "bin"]
+    found = images.find_programs(layers("app", store), wanted, "/usr/bin:/bin:/usr")
+    assert found == {"python3"}
+
+
+def test_the_platform_of_this_machine_is_picked(store: Path) -> None:
+    mine, other = tar(file("mine")), tar(file("other"))
+    blobs: list[bytes] = []
+    manifests = []
+    for arch, layer in ((OTHER_ARCH, other), (ARCH, mine)):
+        config = config_of([layer], architecture=arch)
+        manifest = oci_manifest(layer, config=config)
+        blobs += [layer, config, manifest]
+        platform_ = {"os": "linux", "architecture": arch}
+        manifests.append(descriptor(manifest, platform=platform_))
+    note = descriptor(b"{}", platform={"os": "unknown", "architecture": "unknown"})
+    inner = json.dumps({"manifests": [note, *manifests]}).encode()
+    load(oci_layout({"manifests": [descriptor(inner)]}, inner, *blobs), store)
+    assert tree(layers("app", store)[0]) == ["mine"]
+
+
+def test_one_of_several_images_is_picked_by_its_tag(store: Path) -> None:
+    other = tar(file("other"))
+    listed = []
+    entries = []
+    for name, layer in (("app:1", BASE), ("other:2", other)):
+        config = config_of([layer])
+        entries += [file(f"{sha(config)}.json", config), file(f"{name}.tar", layer)]
+        listed.append(
+            {"Config": f"{sha(config)}.json", "RepoTags": [name], "Layers": [f"{name}.tar"]}
+        )
+    data = tar(*entries, file("manifest.json", json.dumps(listed).encode()))
+    with pytest.raises(InvalidError, match=r"2 images: app:1, other:2"):
+        load(data, store)
+    assert load(data, store, tag="other:2").layers == (sha(other),)
+
+
+# The store
+
+
+def test_layers_are_shared_and_dropped_with_their_last_image(store: Path) -> None:
+    load(docker_save(BASE, TOP), store, "one")
+    load(oci(BASE), store, "two")
+    remove_image("one", store)
+    assert [image.name for image in list_images(store)] == ["two"]
+    assert sorted(path.name for path in (store / "layers").iterdir() if path.is_dir()) == [
+        sha(BASE)
+    ]
+    remove_image("two", store)
+    assert not left_behind(store)
+
+
+def test_a_name_is_taken_once_unless_it_is_to_be_replaced(store: Path) -> None:
+    load(docker_save(BASE), store)
+    with pytest.raises(ConflictError, match="exists already"):
+        load(docker_save(TOP), store)
+    assert load(docker_save(TOP), store, replace=True).layers == (sha(TOP),)
+
+
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "A", "x" * 65, "a\0", "a b"])
+def test_names_that_are_no_names_are_refused(name: str, store: Path) -> None:
+    with pytest.raises(InvalidError, match="not a name"):
+        load(BASE, store, name)
+    with pytest.raises(InvalidError, match="not a name"):
+        layers(name, store)
+
+
+def test_missing_things_are_named(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no image: app"):
+        layers("app", store)
+    with pytest.raises(NotFoundError, match="nowhere"):
+        import_archive(tmp_path / "nowhere.tar", "app", store)
+    assert list_images(store) == []
+
+
+def test_imports_side_by_side_share_their_layers(store: Path) -> None:
+    data = docker_save(BASE, TOP)
+    failures: list[BaseException] = []
+
+    def one(i: int) -> None:
+        try:
+            load(data, store, f"app{i}")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert {image.layers for image in list_images(store)} == {(sha(BASE), sha(TOP))}
+    assert not left_behind_work(store)
+
+
+KILLED_IMPORT = """
+import os, sys
+from pathlib import Path
+from capsule.providers.local import images
+step, archive, store = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+count = 0
+def trace(frame, event, argument):
+    global count
+    if event == "call" and "capsule" in frame.f_code.co_filename:
+        count += 1
+        if count == step:
+            os.kill(os.getpid(), 9)
+sys.setprofile(trace)
+images.import_archive(archive, "app", store)
+"""
+
+
+def test_a_killed_import_leaves_no_image_and_the_next_one_clears_up(
+    store: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(docker_save(BASE, TOP))
+    killed = 0
+    for step in range(5, 400, 23):
+        run = subprocess.run([sys.executable, "-c", KILLED_IMPORT, str(step), archive, store])
+        if run.returncode == 0:
+            break
+        killed += 1
+        for image in list_images(store):  # it was killed after the record: then all is there
+            assert len(layers(image.name, store)) == 2
+            remove_image(image.name, store)
+    assert killed > 10
+    load(docker_save(BASE), store, "other")
+    assert not left_behind_work(store)
+    assert {path.name for path in (store / "layers").iterdir() if path.is_dir()} >= {sha(BASE)}
+
+
+# Hostile archives
+
+
+OUTSIDE = "../../../outside"
+CYCLE = tar(symlink("a", "b"), symlink("b", "a"), file("a/x"))
+
+
+def bad_checksum() -> bytes:
+    data = bytearray(BASE)
+    data[0] ^= 1
+    return bytes(data)
+
+
+def without_end() -> bytes:
+    data = BASE.rstrip(b"\0")
+    return data + bytes(-len(data) % 512)
+
+
+def pax_bomb() -> bytes:
+    """An extended header that claims 8 GiB."""
+    header = info("x", tarfile.XHDTYPE, size=2**33)
+    return header.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+
+
+def negative_size() -> bytes:
+    header = bytearray(info("x", size=0).tobuf())
+    header[124:136] = b"\xff" * 12
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
+
+
+HOSTILE: dict[str, tuple[bytes, type[CapsuleError], str]] = {
+    "parent folder": (tar(file(OUTSIDE)), InvalidError, "leaves its root"),
+    "parent in the middle": (tar(file("a/../../outside")), InvalidError, "leaves its root"),
+    "planted link, absolute": (
+        tar(symlink("out", "{outside}"), file("out/evil")),
+        InvalidError,
+        "behind a link",
+    ),
+    "planted link, relative": (
+        tar(symlink("out", "../../.."), file("out/outside/evil")),
+        InvalidError,
+        "behind a link",
+    ),
+    "planted link in the middle": (
+        tar(folder("a"), symlink("a/b", "{outside}"), file("a/b/c/d")),
+        InvalidError,
+        "behind a link",
+    ),
+    "folder through a link": (
+        tar(symlink("out", "{outside}"), folder("out/evil")),
+        InvalidError,
+        "behind a link",
+    ),
+    "deletion through a link": (
+        tar(symlink("out", "{outside}"), file("out/.wh.victim")),
+        InvalidError,
+        "behind a link",
+    ),
+    "opaque through a link": (
+        tar(symlink("out", "{outside}"), file("out/.wh..wh..opq")),
+        InvalidError,
+        "behind a link",
+    ),
+    "hard link outside": (tar(hardlink("x", OUTSIDE + "/victim")), InvalidError, "leaves its root"),
+    "hard link, absolute": (tar(hardlink("x", "{outside}/victim")), InvalidError, "missing file"),
+    "hard link through a link": (
+        tar(symlink("out", "{outside}"), hardlink("x", "out/victim")),
+        InvalidError,
+        "behind a link",
+    ),
+    "hard link to a folder": (tar(folder("d"), hardlink("x", "d")), InvalidError, "no file"),
+    "hard link to the root": (tar(hardlink("x", "/")), InvalidError, "its root"),
+    "links in a circle": (CYCLE, InvalidError, "behind a link"),
+    "a link as the root": (tar(symlink(".", "/etc")), InvalidError, "the root itself"),
+    "deletion of ..": (tar(file("a/.wh...")), InvalidError, "cannot be"),
+    "deletion of .": (tar(file("a/.wh..")), InvalidError, "cannot be"),
+    "deletion of nothing": (tar(file("a/.wh.")), InvalidError, "cannot be"),
+    "inside a deletion": (tar(file(".wh.a/b")), InvalidError, "deleted folder"),
+    "byte bomb": (tar(file("big", bytes(1_500_000))), TooLargeError, "more than 1000000 bytes"),
+    "gzip bomb": (gzip.compress(tar(file("big", bytes(9_000_000)))), TooLargeError, "more than"),
+    "entry bomb": (tar(*(folder(f"d{i}") for i in range(600))), TooLargeError, "more than 500"),
+    "implicit folders": (
+        tar(*(file(f"{i}/" + "d/" * 50 + "f") for i in range(12))),
+        TooLargeError,
+        "more than 500",
+    ),
+    "too deep": (tar(file("d/" * 100 + "f")), TooLargeError, "64 folders deep"),
+    "too long a name": (tar(file("n" * 256)), TooLargeError, "too long a name"),
+    "too long a path": (tar(file(("n" * 200 + "/") * 30 + "x")), TooLargeError, "too long a name"),
+    "pax bomb": (pax_bomb(), InvalidError, "extended header of"),
+    "negative size": (negative_size(), InvalidError, "damaged"),
+    "bad checksum": (bad_checksum(), InvalidError, "checksum"),
+    "cut off": (BASE[:700], InvalidError, "cut off"),
+    "cut off, gzip": (gzip.compress(BASE)[:-20], InvalidError, "damaged"),
+    "no end": (without_end(), InvalidError, "cut off"),
+    "empty": (b"", InvalidError, "cut off"),
+    "not a tar": (b"hello world" * 100, InvalidError, "not a tar"),
+    "sparse": (tar(info("s", tarfile.GNUTYPE_SPARSE)), InvalidError, "sparse"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(600), NotSupportedError, "zstd"),
+    "xz": (b"\xfd7zXZ\0" + bytes(600), NotSupportedError, "xz"),
+}
+SMALL = Caps(bytes=1_000_000, entries=500, depth=64)
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+@pytest.mark.parametrize("flatten", [False, True], ids=["layers", "flat"])
+def test_hostile_archives_are_refused_and_leave_nothing(
+    attack: str, flatten: bool, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, error, message = HOSTILE[attack]
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "victim").write_text("alive")
+    if b"{outside}" in data:
+        data = retargeted(data, str(outside))
+    if flatten:
+        monkeypatch.setattr(images, "whiteouts_work", lambda _: False)
+        data = docker_save(tar(file("first")), data) if b"ustar" in data[:512] else data
+    with pytest.raises(error, match=message):
+        load(data, store, caps=SMALL)
+    assert list_images(store) == []
+    assert tree(outside) == ["victim"]
+    assert (outside / "victim").read_text() == "alive"
+    assert (outside / "victim").stat().st_nlink == 1
+    assert not left_behind_work(store)
+
+
+def retargeted(data: bytes, outside: str) -> bytes:
+    """The same archive with links that lead to this test's folder."""
+    entries: list[Entry] = []
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for member in archive:
+            member.linkname = member.linkname.replace("{outside}", outside)
+            stream = archive.extractfile(member) if member.isreg() else None
+            entries.append((member, stream.read()) if stream else member)
+    return tar(*entries)
+
+
+def test_a_planted_link_is_replaced_not_followed(store: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("alive")
+    entries = (symlink("x", str(victim)), file("x", b"evil", mode=0o777))
+    load(tar(*entries), store)
+    (layer,) = layers("app", store)
+    assert (layer / "x").read_bytes() == b"evil"
+    assert not (layer / "x").is_symlink()
+    assert victim.read_text() == "alive"
+
+
+def test_a_link_of_a_lower_layer_is_not_followed_by_the_next(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    lower, upper = tar(symlink("out", str(outside))), tar(file("out/evil"))
+    load(docker_save(lower, upper), store)  # each layer has a folder of its own
+    monkeypatch.setattr(images, "whiteouts_work", lambda _: False)
+    with pytest.raises(InvalidError, match="behind a link"):
+        load(docker_save(lower, upper), store, "flat")
+    assert tree(outside) == []
+
+
+def test_absolute_paths_stay_inside(store: Path) -> None:
+    load(tar(file("/etc/capsule-was-here"), file("//x")), store)
+    assert tree(layers("app", store)[0]) == ["etc", "etc/capsule-was-here", "x"]
+    assert not Path("/etc/capsule-was-here").exists()
+
+
+def test_a_hard_link_does_not_let_a_later_member_write_through(store: Path) -> None:
+    entries = (file("a", b"first"), hardlink("b", "a"), file("b", b"second"))
+    load(tar(*entries), store)
+    (layer,) = layers("app", store)
+    assert ((layer / "a").read_bytes(), (layer / "b").read_bytes()) == (b"first", b"second")
+
+
+def test_files_and_folders_replace_each_other(store: Path) -> None:
+    entries = (file("a/b/c"), file("a"), file("d"), folder("d"), file("d/e"))
+    load(tar(*entries), store)
+    assert tree(layers("app", store)[0]) == ["a", "d", "d/e"]
+
+
+def flipped(data: bytes, inside: bytes) -> bytes:
+    """One bit of `inside` changed, wherever it is in `data`."""
+    at = data.index(inside) + len(inside) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("pack", [docker_save, oci], ids=["docker", "oci"])
+def test_a_flipped_bit_in_a_layer_is_noticed(pack: Callable[..., bytes], store: Path) -> None:
+    layer = tar(file("data", os.urandom(4000)))
+    archive = pack(layer)
+    packed = layer if pack is docker_save else gzip.compress(layer)
+    with pytest.raises(InvalidError, match=r"digest|damaged"):
+        load(flipped(archive, packed[1000:2000]), store)
+    assert list_images(store) == []
+
+
+def test_a_layer_that_is_here_already_is_still_checked(store: Path) -> None:
+    layer = tar(file("data", os.urandom(4000)))
+    load(docker_save(layer), store, "honest")
+    with pytest.raises(InvalidError, match="digest"):
+        load(flipped(docker_save(layer), layer[1000:2000]), store, "forged")
+
+
+def test_a_changed_config_is_noticed(store: Path) -> None:
+    archive = docker_save(BASE)
+    with pytest.raises(InvalidError, match="digest"):
+        load(archive.replace(b'"/srv"', b'"/sru"'), store)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ([{"Config": "missing.json", "Layers": []}], "incomplete"),
+        ([{"Config": "c.json", "Layers": ["missing.tar"]}], "incomplete|1 layers, but 0"),
+        ([{"Config": "c.json", "Layers": "x"}], "not a list"),
+        ([{"Config": 3, "Layers": []}], "not a text"),
+        ([{"Config": "c.json", "Layers": ["../../../../etc/passwd"]}], "incomplete"),
+        ([{"Config": "loop", "Layers": []}], "incomplete"),
+        ([], "0 images"),
+    ],
+)
+def test_manifests_that_lie_are_refused(manifest: Any, message: str, store: Path) -> None:
+    data = tar(
+        file("c.json", config_of([])),
+        symlink("loop", "loop"),
+        file("manifest.json", json.dumps(manifest).encode()),
+    )
+    with pytest.raises(InvalidError, match=message):
+        load(data, store)
+
+
+def test_images_for_other_machines_are_refused(store: Path) -> None:
+    foreign = config_of([BASE], architecture=OTHER_ARCH)
+    with pytest.raises(NotSupportedError, match=OTHER_ARCH):
+        load(docker_save(BASE, config=foreign), store)
+    note = {"os": "linux", "architecture": OTHER_ARCH}
+    with pytest.raises(NotSupportedError, match=f"linux/{OTHER_ARCH}"):
+        load(oci_layout({"manifests": [descriptor(b"{}", platform=note)]}, b"{}"), store)
+
+
+def test_json_bombs_are_refused(store: Path) -> None:
+    deep = b"[" * 200_000
+    with pytest.raises(InvalidError, match="not JSON"):
+        load(tar(file("manifest.json", deep)), store)
+    with pytest.raises(TooLargeError, match=r"manifest\.json"):
+        load(tar(file("manifest.json", b" " * 5_000_000)), store)
+
+
+def test_zstd_layers_say_what_to_do(store: Path) -> None:
+    archive = oci(BASE, compress=lambda data: b"\x28\xb5\x2f\xfd" + data)
+    with pytest.raises(NotSupportedError, match="zstd") as caught:
+        load(archive, store)
+    assert "docker save" in str(caught.value)
+
+
+# Removal of trees
+
+
+def test_removal_of_a_tree_deeper_than_any_recursion(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    os.mkdir("top", dir_fd=fd)
+    inner = os.open("top", os.O_RDONLY, dir_fd=fd)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=inner)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=inner)
+        os.close(inner)
+        inner = deeper
+    os.close(inner)
+    os.close(fd)
+    remove_tree(tmp_path / "top")
+    assert tree(tmp_path) == []
+
+
+def test_removal_follows_no_link_and_minds_no_name(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "victim").write_text("alive")
+    top = tmp_path / "top"
+    (top / "sub").mkdir(parents=True)
+    (top / "sub/link").symlink_to(outside)
+    (top / "link").symlink_to(outside, target_is_directory=True)
+    os.mkfifo(top / "fifo")
+    (top / os.fsdecode(b"\xff\n")).mkdir()
+    remove_tree(top)
+    assert tree(tmp_path) == ["outside", "outside/victim"]
+    remove_tree(top)
+
+
+def test_an_ordinary_user_removes_folders_without_rights(as_user: User) -> None:
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from capsule.providers.local.removal import remove_tree\n"
+        "top = Path(sys.argv[1], 'top')\n"
+        "(top / 'a/b/c').mkdir(parents=True); (top / 'a/b/f').write_text('x')\n"
+        "for path in (top / 'a/b/c', top / 'a/b', top / 'a', top): path.chmod(0)\n"
+        "remove_tree(top); print(os.path.lexists(top))"
+    )
+    ended = as_user.run(as_user.python, "-c", code, str(as_user.home))
+    assert (ended.stdout, ended.stderr) == ("False\n", "")
+
+
+def test_whiteouts_can_be_made_here(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        works = unpack.whiteouts_work(fd)
+    finally:
+        os.close(fd)
+    assert works, "every file system this suite knows can: if one cannot, layers are flattened"
