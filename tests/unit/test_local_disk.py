@@ -82,10 +82,14 @@ async def test_one_image_serves_all_boxes_of_a_size(tmp_path: Path, disks: Disks
     assert image.stat().st_blocks * 512 < MIB, "the image is sparse"
 
 
-async def test_an_image_has_room_for_all_the_inodes(disks: Disks) -> None:
+async def test_an_image_has_room_for_all_the_inodes(disks: Disks, mkfs: Path) -> None:
     image = (await disks.entry("box", SMALL))["template"]
     shown = await asyncio.to_thread(
-        subprocess.run, ["dumpe2fs", "-h", image], capture_output=True, text=True, check=True
+        subprocess.run,
+        [str(mkfs.with_name("dumpe2fs")), "-h", image],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     free = next(line for line in shown.stdout.splitlines() if line.startswith("Free inodes"))
     assert int(free.split()[-1]) >= SMALL.inodes + len(disk.DIRS)

@@ -220,6 +220,7 @@ def test_without_a_memory_cgroup_each_process_is_limited() -> None:
 def test_a_memory_backed_disk_is_charged_as_memory() -> None:
     request = namespaces(disk={"kind": "tmpfs", "size": GIB, "inodes": 1})
     assert request["cgroups"][0]["set"] == [["memory.limit_in_bytes", str(GIB + 512 * MIB)]]
+    assert request["rlimits"]["data"] == 512 * MIB
 
 
 def missing(host: Facts, level: Isolation, backing: str) -> set[str]:

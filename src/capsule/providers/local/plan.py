@@ -100,7 +100,7 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
             parts.unique, parts.limits, memory=charged_memory(parts.limits, backing)
         ),
         "cgroup_version": facts.cgroups.version,
-        "rlimits": rlimits(level, parts.limits, facts),
+        "rlimits": rlimits(level, parts.limits, facts, backing),
         "cpus": list(parts.cpus),
         "landlock": landlock(level, parts, facts),
     }
@@ -162,13 +162,13 @@ def charged_memory(limits: Limits, backing: str) -> int:
     return limits.memory + limits.disk if backing == "tmpfs" else limits.memory
 
 
-def rlimits(level: Isolation, limits: Limits, facts: Facts) -> dict[str, int]:
+def rlimits(level: Isolation, limits: Limits, facts: Facts, backing: str) -> dict[str, int]:
     values = {"nofile": limits.open_files, "core": 0, "fsize": limits.disk}
     if level is Isolation.NAMESPACES or facts.uid_ranges:
         # Where the box has one uid for everything, its pid 1 is counted as well.
         values["nproc"] = limits.processes + (0 if facts.uid_ranges else 1)
-    if not facts.cgroups.enforces("memory"):
-        values["data"] = limits.memory
+    if backing == "tmpfs" or not facts.cgroups.enforces("memory"):
+        values["data"] = limits.memory  # per process: the next best thing
     return values
 
 
