@@ -272,8 +272,8 @@ def unenforced(facts: Facts, level: Isolation, backing: str) -> Iterable[Unenfor
     elif backing == "tmpfs":
         yield Unenforced(
             "memory",
-            "the disk is memory-backed here, so memory and disk are limited together, by their sum; "
-            "each process is limited on its own",
+            "the disk is memory-backed here, so memory and disk are limited together: their sum "
+            "holds, and each process is limited on its own",
             "run the server as root with e2fsprogs installed, so that disks are images",
         )
     if not groups.enforces("cpu"):
