@@ -40,6 +40,7 @@ def capsule_server(max_sandboxes: int) -> Iterator[str]:
     """A server of our own on a free port, with its own directories; nothing of it is left."""
     # Short, because Unix sockets are bound below it.
     base = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
+    base.chmod(0o755)  # programs of a sandbox have another uid, and must get through
     port = free_port()
     env = {
         **os.environ,

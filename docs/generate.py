@@ -67,13 +67,27 @@ def error_codes() -> Iterator[str]:
 
 
 def rpc_methods() -> Iterator[str]:
-    # The table of methods is a value: it calls nothing until a request comes.
-    nothing = cast(Any, Nobody())
-    for name, method in build_methods(nothing, nothing).items():
+    seen: dict[str, str] = {}
+    for name, method in methods().items():
         yield f"\n## `{name}`\n\n{WORDS['methods'][name]}\n"
         yield from fields(method.params, "params", "parameter")
         yield ""
-        yield from fields(method.returns, "results", "result")
+        first = seen.setdefault(method.returns.__name__, name)
+        if first != name and len(msgspec.structs.fields(method.returns)) > 6:
+            yield f"The result is that of [`{first}`](#{anchor(first)})."
+        else:
+            yield from fields(method.returns, "results", "result")
+
+
+def methods() -> dict[str, Any]:
+    # The table of methods is a value: it calls nothing until a request comes.
+    nothing = cast(Any, Nobody())
+    return dict(build_methods(nothing, nothing))
+
+
+def anchor(heading: str) -> str:
+    """As the usual renderers make them."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 class Nobody:
@@ -85,18 +99,25 @@ class Nobody:
 
 def fields(type_: Any, words: str, title: str) -> Iterator[str]:
     info = inspect.type_info(type_)
-    members = getattr(info, "fields", ())
+    members = [m for m in getattr(info, "fields", ()) if not optional_result(m, words)]
     if not members:
         yield f"No {title}s."
         return
+    owner = type_.__name__.removesuffix("Params").removesuffix("View")
     yield table(title, "type", "meaning")
     for member in sorted(members, key=lambda field: not is_required(field)):
-        meaning = WORDS[words][member.encode_name]
+        name = member.encode_name
+        meaning = WORDS[words].get(f"{owner}.{name}") or WORDS[words][name]
         if is_required(member) and words == "params":
             meaning = f"**required**; {meaning}"
         elif (default := default_of(member)) is not None and words == "params":
             meaning = f"{meaning}; default `{default}`"
-        yield row(f"`{member.encode_name}`", type_name(member.type), meaning)
+        yield row(f"`{name}`", type_name(member.type), meaning)
+
+
+def optional_result(field: Any, words: str) -> bool:
+    """Left out of most answers; where it matters the method's own words name it."""
+    return words == "results" and field.name in ("sandbox_id", "name_base64")
 
 
 def is_required(field: Any) -> bool:
@@ -173,9 +194,11 @@ def command_pages(path: str, command: Any) -> Iterator[str]:
 def usage(path: str, command: Any) -> str:
     named = [p for p in command.params if p.param_type_name == "argument"]
     words = [p.metavar or p.name.upper() for p in named]
-    words = [w if p.required else f"[{w}]" for w, p in zip(words, named, strict=True)]
-    words = [f"{w}..." if p.nargs == -1 else w for w, p in zip(words, named, strict=True)]
-    return " ".join([path, "[OPTIONS]", *words])
+    shown_words = [
+        word if p.required or word.startswith("[") else f"[{word}]"
+        for word, p in zip(words, named, strict=True)
+    ]
+    return " ".join([path, "[OPTIONS]", *shown_words])
 
 
 def options(command: Any) -> Iterator[str]:
@@ -187,7 +210,7 @@ def options(command: Any) -> Iterator[str]:
         name = ", ".join(f"`{word}`" for word in (*p.opts, *p.secondary_opts))
         if p.param_type_name == "argument":
             name = f"`{p.metavar or p.name.upper()}`"
-        meaning = plain(p.help or "")
+        meaning = plain(p.help or "").removesuffix(".")
         default = p.default
         if isinstance(default, str | int | float) and default not in (True, False, "", 0):
             meaning += f"; default `{default}`"
@@ -213,12 +236,42 @@ def rest_routes() -> Iterator[str]:
         for verb, operation in operations.items():
             yield f"\n### `{verb.upper()} {path}`\n\n{plain(operation['description'])}\n"
             yield from query(operation)
+            yield from bodies(operation)
 
 
 def query(operation: Any) -> Iterator[str]:
     for each in operation.get("parameters", ()):
         if each["in"] != "path":
             yield f"- {each['in']} `{each['name']}`: {WORDS['query'][each['name']]}"
+
+
+def bodies(operation: Any) -> Iterator[str]:
+    """What goes in and out, by the method of JSON-RPC that has the same."""
+    takes = {m.params.__name__.removesuffix("Params"): n for n, m in reversed(methods().items())}
+    gives = {m.returns.__name__: n for n, m in reversed(methods().items())}
+    shape, raw = content(operation.get("requestBody", {}))
+    if shape in takes:
+        yield f"- body: the params of [`{takes[shape]}`](rpc.md#{anchor(takes[shape])})"
+    elif shape in WORDS["bodies"]:
+        yield f"- body: {WORDS['bodies'][shape]}"
+    elif raw:
+        yield f"- body: `{raw}`"
+    ok = next(answer for status, answer in operation["responses"].items() if status[0] == "2")
+    shape, raw = content(ok)
+    if shape in gives:
+        yield f"- answer: the result of [`{gives[shape]}`](rpc.md#{anchor(gives[shape])})"
+    elif shape in WORDS["bodies"]:
+        yield f"- answer: {WORDS['bodies'][shape]}"
+    if raw:
+        yield f"- answer: `{raw}`"
+
+
+def content(part: Any) -> tuple[str, str]:
+    """The name of the JSON shape and the media type of raw bytes, as far as there are any."""
+    found = part.get("content", {})
+    ref = found.get("application/json", {}).get("schema", {}).get("$ref", "")
+    raw = next((media for media in found if media != "application/json"), "")
+    return ref.rsplit("/", 1)[-1], raw
 
 
 PAGES: dict[str, Page] = {

@@ -14,13 +14,13 @@ from pathlib import Path
 TARGET = Path(__file__).parent / "assets" / "capsule.svg"
 COMMANDS = [
     "capsule run 'print(1+1)'",
-    "capsule run 'import os; os.system(\"id; hostname; nproc; ls / \")'",
+    "capsule run 'import os; os.system(\"id; hostname; nproc; echo /*\")'",
     "capsule run --timeout 1s 'while True: pass'; echo \"exit status $?\"",
     "echo 'print(open(\"/etc/shadow\").read())' | capsule run - 2>&1 | tail -1",
     "capsule run --template node 'console.log([1, 2, 3].map(n => n * n))'",
     "time capsule run --template bash true",
 ]
-WIDTH, LINE, LEFT, CHAR = 860, 19, 18, 8.4
+WIDTH, LINE, LEFT = 940, 19, 18
 
 
 def transcript() -> list[tuple[str, bool]]:

@@ -7,7 +7,10 @@ from capsule import errors
 
 
 def test_every_error_is_in_the_table() -> None:
-    assert set(errors.CapsuleError.__subclasses__()) <= set(errors.ALL_ERRORS)
+    """Others may refine one for a protocol of their own; what crosses the wire is in here."""
+    declared = [v for v in vars(errors).values() if isinstance(v, type)]
+    ours = {cls for cls in declared if issubclass(cls, errors.CapsuleError)}
+    assert ours - {errors.CapsuleError} == set(errors.ALL_ERRORS)
 
 
 def test_codes_are_unique() -> None:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, overload
 
 import pytest
 
@@ -43,9 +43,17 @@ def wait_for(condition: Callable[[], T], *, what: str, within: float = 10.0) -> 
         time.sleep(0.01)
 
 
+@overload
 async def eventually(
-    condition: Callable[[], T | Awaitable[T]], *, what: str, within: float = 10.0
-) -> T:
+    condition: Callable[[], Awaitable[T]], *, what: str, within: float = 10.0
+) -> T: ...
+
+
+@overload
+async def eventually(condition: Callable[[], T], *, what: str, within: float = 10.0) -> T: ...
+
+
+async def eventually(condition: Callable[[], Any], *, what: str, within: float = 10.0) -> Any:
     """The same for coroutines; `condition` may be plain or async."""
     deadline = time.monotonic() + within
     while True:

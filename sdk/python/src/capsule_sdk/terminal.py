@@ -106,7 +106,8 @@ class Terminal(_Ending):
 
         try:
             url = _url(target, sandbox_id, name, rows, cols)
-            return cls(connect(url, **_options(target)))
+            # Entered here and closed by `close`: a terminal outlives the call that opened it.
+            return cls(connect(url, **_options(target)).__enter__())
         except _FOREIGN as error:
             raise _refused(error, target) from error
 
