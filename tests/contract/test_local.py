@@ -1,0 +1,55 @@
+"""The local provider keeps the contract, at every isolation level this machine has."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from capsule.model import Isolation
+from capsule.providers.local.provider import LocalProvider
+from capsule.providers.local.settings import LocalSettings
+from capsule.testing.harness import NewProvider
+from capsule.testing.suite import *  # noqa: F403  # the tests
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Iterator[Path]:
+    """Shared: making the first disk image takes longer than most of the tests."""
+    with _folder() as path:
+        yield path
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    with _folder() as path:
+        yield path
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Short, for Unix sockets, and open to the users that boxes run as."""
+    path = Path(tempfile.mkdtemp(prefix="cap-", dir="/tmp"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(params=[Isolation.NAMESPACES, Isolation.LANDLOCK])
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    level: Isolation = request.param
+    return level
+
+
+@pytest.fixture
+def new_provider(
+    isolation: Isolation, data_dir: Path, run_dir: Path, agent_binary: Path
+) -> NewProvider:
+    settings = LocalSettings(data_dir, run_dir, agent_binary, isolation=isolation)
+    return lambda: LocalProvider(settings)
