@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -243,6 +244,31 @@ async def test_a_cancelled_launch_leaves_nothing(provider: LocalProvider, after_
             await provider.launch(SandboxId("one"), SPEC)
     except TimeoutError:
         assert await handles(provider) == []
+        await eventually(lambda: not keepers(provider), what="no keeper is left")
+
+
+def keepers(provider: LocalProvider) -> list[str]:
+    """Children of the launcher, which are keepers and what they become."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if path.read_text().rpartition(")")[2].split()[1] == str(provider._launcher.pid):
+                found.append(path.parent.name)
+    return found
+
+
+async def test_a_box_whose_server_died_before_it_knew_the_pid_is_discarded(
+    provider: LocalProvider,
+) -> None:
+    """Killed between the launcher's answer and the completed record."""
+    box = await provider.launch(SandboxId("one"), SPEC)
+    record = provider.settings.run_dir / "boxes/one/box.json"
+    half = json.loads(await asyncio.to_thread(record.read_text))
+    del half["keeper"], half["uid_base"]
+    await asyncio.to_thread(record.write_text, json.dumps(half))
+    (handle,) = await handles(provider)
+    await provider.discard(handle)
+    await eventually(lambda: not leftovers(box), what="nothing of the box is left")
 
 
 async def test_a_launcher_that_died_is_started_again(provider: LocalProvider) -> None:

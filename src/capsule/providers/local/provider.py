@@ -8,6 +8,7 @@ socket and its keeper outlive the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import time
@@ -108,7 +109,7 @@ class LocalProvider(Provider):
             reply = await self._launcher.launch(request, filter_)
         except BaseException as exc:
             engine.cores.release(parts.cpus)
-            await finish(self._sweep(parts.dir, record), f"launch of {sandbox_id}")
+            await finish(self._remove(parts.dir, record), f"launch of {sandbox_id}")
             if isinstance(exc, CapsuleError):
                 raise launch_failure(exc) from exc
             raise
@@ -142,7 +143,14 @@ class LocalProvider(Provider):
         directory = self._boxes / _safe(handle.sandbox_id)
         record = await asyncio.to_thread(records.read, directory)
         if record is not None:
-            await self._sweep(directory, record or {**handle.data})
+            await self._remove(directory, record or {**handle.data})
+
+    async def _remove(self, directory: Path, record: Mapping[str, Any]) -> None:
+        """A keeper that lives is asked first: a record from before it began lacks its pid."""
+        with contextlib.suppress(CapsuleError):
+            await shut_down(directory)
+        if records.exists(directory):
+            await self._sweep(directory, record)
 
     async def _sweep(self, directory: Path, record: Mapping[str, Any]) -> None:
         base = int(record.get("uid_base") or 0)
@@ -243,7 +251,7 @@ class LocalProvider(Provider):
             self._boxes / sandbox_id,
             Isolation(record.get("isolation", engine.level)),
             [Unenforced(**each) for each in record.get("unenforced", ())],
-            sweep=self.discard,
+            sweep=lambda: self._sweep(self._boxes / sandbox_id, record),
             gone=lambda: engine.cores.release(_cpus(record)),
         )
 
@@ -269,7 +277,7 @@ class LocalBox(Box):
         isolation: Isolation,
         unenforced: Sequence[Unenforced],
         *,
-        sweep: Callable[[Handle], Coroutine[Any, Any, None]],
+        sweep: Callable[[], Coroutine[Any, Any, None]],
         gone: Callable[[], None],
     ) -> None:
         self.handle = handle
@@ -285,17 +293,22 @@ class LocalBox(Box):
 
     async def destroy(self) -> None:
         try:
-            await ask(self._socket, {"op": "shutdown"}, timeout=SHUTDOWN_TIMEOUT)
+            await shut_down(self._directory)
         except CapsuleError as exc:
             if records.exists(self._directory):
                 log.warning(
                     "box had to be swept", sandbox=self.handle.sandbox_id, reason=exc.message
                 )
         if records.exists(self._directory):
-            await self._sweep(self.handle)
+            await self._sweep()
         if self._gone is not None:
             self._gone()
             self._gone = None
+
+
+async def shut_down(directory: Path) -> None:
+    """Returns when the keeper has removed its box. Raises UnavailableError when there is none."""
+    await ask(str(directory / records.SOCKET), {"op": "shutdown"}, timeout=SHUTDOWN_TIMEOUT)
 
 
 async def finish(cleanup: Coroutine[Any, Any, None], what: str, *, budget: float = 20.0) -> None:
