@@ -26,6 +26,7 @@ run: $(RUN_STAMP) $(AGENT)  ## serve on http://localhost:8080
 	@exec $(VENV)/bin/capsule serve $(ARGS)
 
 test: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run every test; CI=true: a missing component is a failure
+	@scripts/test-machine
 	@scripts/test $(ARGS)
 
 check: $(DEV_STAMP) $(AGENT)  ## formatting, lint, types and unit tests, in less than a minute

@@ -1,0 +1,104 @@
+"""Runs inside the test machine: an older kernel, cgroup v2 only. Prints one line per check; exits 0 when all hold."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from capsule import agentbin
+from capsule.link.link import AgentLink
+from capsule.model import ExecId, ExecRequest, Limits, SandboxId, SandboxSpec, Template
+from capsule.providers.local.provider import LocalProvider
+from capsule.providers.local.settings import LocalSettings
+
+ENV = {"PATH": "/usr/bin:/bin", "HOME": "/workspace"}
+MIB = 1 << 20
+
+
+class Machine:
+    def __init__(self, link: AgentLink) -> None:
+        self.link = link
+        self.count = 0
+
+    async def sh(self, script: str, timeout: float = 60.0) -> tuple[str, str, str]:
+        self.count += 1
+        request = ExecRequest(
+            argv=("bash", "-c", script), id=ExecId(f"e{self.count}"), env=ENV, timeout=timeout
+        )
+        done = await self.link.collect(request)
+        return str(done[0].reason), done[1].decode(), done[2].decode()
+
+
+async def programs_run(m: Machine) -> None:
+    reason, out, _ = await m.sh("id -u; pwd; cat /proc/self/cgroup")
+    assert (reason, out.split()) == ("exited", ["1000", "/workspace", "0::/"]), (reason, out)
+
+
+async def memory_is_limited(m: Machine) -> None:
+    reason, _, _ = await m.sh("exec python3 -c 'x = bytearray(400 << 20)'", 120)
+    assert reason == "oom_killed", reason
+
+
+async def processes_are_limited(m: Machine) -> None:
+    _, out, err = await m.sh("for i in $(seq 80); do sleep 5 & done; echo started", 60)
+    assert "fork" in err, (out, err)
+    await m.link.kill(ExecId(f"e{m.count}"))  # what it left in the background
+
+
+async def a_fork_bomb_ends_with_its_timeout(m: Machine) -> None:
+    reason, _, _ = await m.sh("f() { f | f & }; f; sleep 100", 3)
+    assert reason == "timed_out", reason
+    used = await m.link.usage()
+    assert used.processes == 0, used
+
+
+async def usage_comes_from_cgroup_2(m: Machine) -> None:
+    used = await m.link.usage()
+    assert used.source == "cgroup2" and used.cpu_ms and used.memory_peak_bytes, used
+
+
+async def the_disk_is_limited(m: Machine) -> None:
+    _, _, err = await m.sh("dd if=/dev/zero of=big bs=1M count=200; rm big", 120)
+    assert "No space left" in err, err
+
+
+CHECKS: tuple[Callable[[Machine], Awaitable[None]], ...] = (
+    programs_run,
+    memory_is_limited,
+    processes_are_limited,
+    a_fork_bomb_ends_with_its_timeout,
+    usage_comes_from_cgroup_2,
+    the_disk_is_limited,
+)
+
+
+async def main() -> int:
+    base = Path("/var/lib/vm")
+    settings = LocalSettings(data_dir=base / "data", run_dir=base / "run", agent=agentbin.find())
+    provider = LocalProvider(settings)
+    await provider.open()
+    found = await provider.probe()
+    print("isolation", found.isolation, "unenforced", [u.what for u in found.unenforced])
+    limits = Limits(memory=128 * MIB, processes=48, disk=100 * MIB, inodes=2000)
+    box = await provider.launch(SandboxId("vm1"), SandboxSpec(Template("bash"), limits))
+    machine, failed = Machine(AgentLink(box.connect)), 0
+    for check in CHECKS:
+        try:
+            await check(machine)
+            print("ok", check.__name__, flush=True)
+        except Exception:
+            failed += 1
+            print("not ok", check.__name__, traceback.format_exc(), flush=True)
+    await box.destroy()
+    left = [str(p) for p in Path("/sys/fs/cgroup").rglob("vm1*")]
+    failed += bool(left)
+    print("ok nothing_left" if not left else f"not ok nothing_left {left}")
+    await provider.aclose()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
