@@ -162,6 +162,7 @@ static void append_file(const struct json *r, const char *path, mode_t mode) {
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
     if (fstat(fd, &st) || !S_ISREG(st.st_mode)) refuse_as("invalid", "open", "not a regular file");
     receive_file(fd, NULL);
+    close(fd); /* before the answer: nobody can execute a file that is open for writing */
     reply_stat(path, json_str(r, "path"), true);
 }
 
@@ -194,6 +195,7 @@ static void op_write(const struct json *r) {
         unlink(temporary);
         refuse(err, "rename");
     }
+    close(fd); /* before the answer: nobody can execute a file that is open for writing */
     reply_stat(path, json_str(r, "path"), false);
 }
 

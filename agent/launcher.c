@@ -44,12 +44,19 @@ static bool bind_socket(struct fault *f) {
     return true;
 }
 
+static void set_oom_score(const char *score) {
+    cleanup_fd int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) (void)!write(fd, score, strlen(score));
+}
+
 static pid_t start_init(int ctl, struct fault *f) {
     unsigned long flags = SIGCHLD;
+    set_oom_score("500"); /* inherited by the box: when the host runs out of memory, a box goes before the host's own */
     if (box.namespaces) flags |= CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
     pid_t pid = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
     if (!pid) init_main(ctl);
     if (pid < 0) fault_set(f, errno, "clone");
+    set_oom_score("0");
     return pid;
 }
 
@@ -108,7 +115,8 @@ static bool same_program(pid_t pid) {
     char path[64], a[4096], b[4096];
     snprintf(path, sizeof path, "/proc/%d/exe", (int)pid);
     ssize_t n = readlink(path, a, sizeof a), m = readlink("/proc/self/exe", b, sizeof b);
-    return n > 0 && n == m && !memcmp(a, b, (size_t)n);
+    /* " (deleted)" follows when the file was replaced since, as by an upgrade */
+    return n >= m && m > 0 && !memcmp(a, b, (size_t)m) && (n == m || a[m] == ' ');
 }
 
 static void kill_uid(uid_t uid) {

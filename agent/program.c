@@ -40,13 +40,20 @@ static struct json *read_request(int fd, struct fault *f) {
     return j;
 }
 
+/* Without a mount namespace /workspace and /tmp are other places on the host: words that name them are translated. */
+static char *mapped(const char *word) {
+    char out[4200];
+    if (!json_get(box.spec, "paths") || word[0] != '/' || !box_path(word, out, sizeof out)) return (char *)word;
+    return strdup(out);
+}
+
 static char **string_list(const struct json *array, struct fault *f) {
     size_t n = 0;
     for (const struct json *j = array ? array->child : NULL; j; j = j->next) n++;
     char **list = xrealloc(NULL, (n + 1) * sizeof *list), **p = list;
     for (const struct json *j = array ? array->child : NULL; j; j = j->next) {
         if (j->type != J_STR || strlen(j->str) != j->len) return fault_set(f, EINVAL, "argv"), NULL;
-        *p++ = (char *)j->str;
+        *p++ = mapped(j->str);
     }
     *p = NULL;
     return list;
@@ -55,12 +62,14 @@ static char **string_list(const struct json *array, struct fault *f) {
 static char **environment(const struct json *env, struct fault *f) {
     size_t n = 0;
     for (const struct json *j = env ? env->child : NULL; j; j = j->next) n++;
-    char **list = xrealloc(NULL, (n + 1) * sizeof *list), **p = list;
+    char **list = xrealloc(NULL, (n + 2) * sizeof *list), **p = list;
+    if (json_get(box.spec, "paths") && !json_get(env, "TMPDIR") && asprintf(p, "TMPDIR=%s", mapped("/tmp")) > 0) p++;
     for (const struct json *j = env ? env->child : NULL; j; j = j->next) {
-        if (j->type != J_STR || strlen(j->str) != j->len || strchr(j->key, '=')) return fault_set(f, EINVAL, "env"), NULL;
-        size_t room = strlen(j->key) + j->len + 2;
+        if (j->type != J_STR || strlen(j->str) != j->len || !*j->key || strchr(j->key, '=')) return fault_set(f, EINVAL, "env"), NULL;
+        const char *value = mapped(j->str);
+        size_t room = strlen(j->key) + strlen(value) + 2;
         *p = xrealloc(NULL, room);
-        snprintf(*p++, room, "%s=%s", j->key, j->str);
+        snprintf(*p++, room, "%s=%s", j->key, value);
     }
     *p = NULL;
     return list;
