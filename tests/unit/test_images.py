@@ -403,6 +403,27 @@ def test_programs_are_found_through_layers_and_deletions(store: Path) -> None:
     assert found == {"python3"}
 
 
+def test_programs_are_found_through_links_that_stay_inside(store: Path) -> None:
+    base = tar(
+        file("opt/tool/run", mode=0o755),
+        file("opt/plain", mode=0o644),
+        symlink("usr/bin/absolute", "/opt/tool/run"),
+        symlink("usr/bin/relative", "../../opt/tool/run"),
+        symlink("usr/bin/above", "../../../../../../../opt/tool/run"),
+        symlink("usr/bin/dangling", "/bin/sh"),
+        symlink("usr/bin/plain", "/opt/plain"),
+        symlink("usr/bin/round", "round"),
+        symlink("usr/bin/hidden", "/gone/run"),
+        symlink("sbin", "usr/bin"),
+        file("gone/run", mode=0o755),
+    )
+    load(docker_save(base, tar(file(".wh.gone"))), store)
+    wanted = ["absolute", "relative", "above", "dangling", "plain", "round", "hidden", "sh"]
+    for path in ("/usr/bin", "/sbin"):
+        found = images.find_programs(layers("app", store), wanted, path)
+        assert found == {"absolute", "relative", "above"}
+
+
 def test_the_platform_of_this_machine_is_picked(store: Path) -> None:
     mine, other = tar(file("mine")), tar(file("other"))
     blobs: list[bytes] = []

@@ -10,10 +10,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +34,7 @@ from capsule.providers.local.image_store import (
     check_name,
 )
 from capsule.providers.local.manifests import Contents, read_contents
+from capsule.providers.local.merged import find_programs
 from capsule.providers.local.tarball import Tar
 from capsule.providers.local.unpack import Caps, LayerWriter, Tally, is_opaque, whiteouts_work
 
@@ -99,17 +99,6 @@ def remove_image(name: str, store_dir: Path) -> None:
     """
     with _plain_errors():
         ImageStore(store_dir).remove(name)
-
-
-def find_programs(folders: Sequence[Path], names: Iterable[str], path: str) -> frozenset[str]:
-    """Which of `names` are in one of the directories of `path`, in layers with the top first.
-
-    Links are not followed: where they lead inside an image is not the host's to say.
-    """
-    places = [place.strip("/") for place in path.split(":") if place.strip("/")]
-    return frozenset(
-        name for name in names if any(_has(folders, f"{place}/{name}") for place in places)
-    )
 
 
 class _Import:
@@ -217,28 +206,6 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) and "\0" not in value else ""
-
-
-def _has(folders: Sequence[Path], path: str) -> bool:
-    for folder in folders:
-        mode = _mode_beneath(folder, path.split("/"))
-        if mode is not None:
-            return stat.S_ISREG(mode) or stat.S_ISLNK(mode)  # not deleted here
-    return False
-
-
-def _mode_beneath(root: Path, parts: list[str]) -> int | None:
-    fd = os.open(root, _DIR)
-    try:
-        for part in parts[:-1]:
-            inner = os.open(part, _DIR, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        return os.stat(parts[-1], dir_fd=fd, follow_symlinks=False).st_mode
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
 @contextmanager

@@ -311,7 +311,7 @@ def set_opaque(fd: int) -> None:
         os.setxattr(fd, _OPAQUE_ATTRIBUTES[1], b"y")
 
 
-def is_opaque(path: Path) -> bool:
+def is_opaque(path: Path | int) -> bool:
     """Overlayfs does not look for the attribute at the root of a layer: whoever mounts must."""
     try:
         return os.getxattr(path, _OPAQUE_ATTRIBUTES[0]) == b"y"
