@@ -39,8 +39,8 @@ from capsule.edge.sockets import Left, Socket, guarded, race
 from capsule.edge.verbs import Verbs
 from capsule.edge.views import GapView, StartedView
 from capsule.errors import InvalidError, WrongStateError
-from capsule.link.exec_stream import ExecStream
 from capsule.model import Stream
+from capsule.service import LiveExec
 
 Frames = Literal["text", "binary"]
 _HEAD = struct.Struct(">BQ")
@@ -109,14 +109,14 @@ class ExecSocketEndpoint:
             raise InvalidError("the first message must be text: what to start or attach to")
         return s.parse(_FIRST, message.encode())
 
-    async def _open(self, id: str, first: First) -> ExecStream:
+    async def _open(self, id: str, first: First) -> LiveExec:
         if isinstance(first, StartMessage):
             return await self._verbs.open(id, first)
         return await self._verbs.service.attach(
             id, first.exec_id, stdout=first.stdout, stderr=first.stderr, input=first.input
         )
 
-    async def _converse(self, socket: Socket, stream: ExecStream, first: First) -> None:
+    async def _converse(self, socket: Socket, stream: LiveExec, first: First) -> None:
         stdout, stderr = (
             (first.stdout, first.stderr) if isinstance(first, AttachMessage) else (0, 0)
         )
@@ -153,7 +153,7 @@ async def _send_event(socket: Socket, event: Event) -> None:
         await socket.tell(event.stream, {"offset": event.offset, "data": event.data})
 
 
-async def _take_input(socket: Socket, stream: ExecStream) -> None:
+async def _take_input(socket: Socket, stream: LiveExec) -> None:
     """Ends only when the client leaves (Left): after the program's exit, input goes nowhere."""
     async for message in socket.messages():
         try:
@@ -162,7 +162,7 @@ async def _take_input(socket: Socket, stream: ExecStream) -> None:
             continue
 
 
-async def _pass_on(stream: ExecStream, message: str | bytes) -> None:
+async def _pass_on(stream: LiveExec, message: str | bytes) -> None:
     if isinstance(message, bytes):
         await stream.send(message)
         return

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from capsule.edge.text import TextCut, show
 from capsule.edge.views import AttachView, ExitView, GapView
-from capsule.link.exec_stream import ExecStream, Gap, Output
+from capsule.link.exec_stream import Gap, Output
 from capsule.model import Stream
+from capsule.service import LiveExec
 
 # How long a poll waits for what the agent has kept: it comes at once, if there is anything.
 _SETTLE = 0.05
@@ -39,7 +40,7 @@ class Follower:
     resume.
     """
 
-    def __init__(self, stream: ExecStream, *, text: bool, stdout: int = 0, stderr: int = 0) -> None:
+    def __init__(self, stream: LiveExec, *, text: bool, stdout: int = 0, stderr: int = 0) -> None:
         self.stream = stream
         self._text = text
         self._cuts = (TextCut(stdout), TextCut(stderr))

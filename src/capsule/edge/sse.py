@@ -28,8 +28,8 @@ from capsule.edge.follow import Chunk, Event, Follower
 from capsule.edge.text import show
 from capsule.edge.views import GapView, StartedView
 from capsule.errors import InvalidError
-from capsule.link.exec_stream import ExecStream
 from capsule.link.watch import Change
+from capsule.service import LiveExec
 
 HEARTBEAT = 15.0
 _ID = re.compile(r"^(\d{1,19})-(\d{1,19})(-end)?$")
@@ -53,7 +53,7 @@ def event(name: str, data: Any, *, id: str | None = None) -> bytes:
 
 
 async def exec_events(
-    stream: ExecStream, *, encoding: str, stdout: int = 0, stderr: int = 0, started: bool = False
+    stream: LiveExec, *, encoding: str, stdout: int = 0, stderr: int = 0, started: bool = False
 ) -> AsyncGenerator[bytes, None]:
     follower = Follower(stream, text=encoding == "text", stdout=stdout, stderr=stderr)
     async with stream:

@@ -16,11 +16,11 @@ are JSON:
     server   {"type": "opened", "session": "main", "exec_id": "…"}
              {"type": "exit", …}                           as in an exec's result; then the close
 
-A viewer that joins or comes back first gets the recent screen again. Close codes: 1000 the shell
-ended (the reason says how), 1001 the sandbox is over, 1008 a message that makes no sense, 1012
-the server restarts (come back, the shell goes on), 1013 this viewer did not read fast enough,
-1011 the box does not answer. An unknown sandbox is a 404 before the socket opens; a missing key a
-401, a foreign origin a 403.
+A viewer that joins or comes back first gets the recent screen again; one that reads too slowly
+misses what was between. Close codes: 1000 the shell ended (the reason says how), 1001 the sandbox
+is over, 1008 a message that makes no sense, 1011 the box does not answer, 1012 the server restarts
+(come back, the shell goes on). An unknown sandbox is a 404 before the socket opens; a missing key
+a 401, a foreign origin a 403.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from capsule.service.terminal import Closing, TerminalSession
 FRAMED = "capsule.terminal.v1"
 RAW = "capsule.terminal.raw"
 
-CLOSE_CODES = {"exited": 1000, "left": 1000, "gone": 1001, "slow": 1013, "unavailable": 1011}
+CLOSE_CODES = {"exited": 1000, "left": 1000, "gone": 1001, "unavailable": 1011}
 
 
 class Query(Shape, kw_only=True, frozen=True):

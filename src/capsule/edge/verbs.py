@@ -18,9 +18,16 @@ from capsule.edge.errors import invalid_field
 from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
 from capsule.errors import NotFoundError
-from capsule.link.exec_stream import ExecStream
 from capsule.model import ExecInfo, State, Usage
-from capsule.service import CreateRequest, ExecCall, RunCall, Sandbox, Service, Terminal
+from capsule.service import (
+    CreateRequest,
+    ExecCall,
+    LiveExec,
+    RunCall,
+    Sandbox,
+    Service,
+    Terminal,
+)
 
 
 class Verbs:
@@ -98,7 +105,7 @@ class Verbs:
         views = [v.ExecView.of(r, e) for r, e in zip(results, encodings, strict=False)]
         return v.BatchView(results=views, stopped=len(views) < len(calls))
 
-    async def open(self, id: str, p: s.Start) -> ExecStream:
+    async def open(self, id: str, p: s.Start) -> LiveExec:
         """Start an exec and stay with it; closing the stream leaves the program running."""
         self.gate.admit()
         tty = Terminal(p.tty.rows, p.tty.cols) if p.tty else None

@@ -2,9 +2,9 @@
 
 A shell is an exec with a terminal whose last output the agent keeps. Each viewer reads it
 through a connection of its own, at its own pace, so nothing is buffered here: one that falls
-behind by more than the agent keeps has lost output, and is sent away with that reason. A shell
-outlives its viewers and the server; whoever comes next is shown the recent screen. It ends with
-its own exit or with the sandbox.
+behind by more than the agent keeps misses what was between, and goes on at the start of a line,
+as on a screen that scrolls too fast. A shell outlives its viewers and the server; whoever comes
+next is shown the recent screen. It ends with its own exit or with the sandbox.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from capsule.service.access import Access
 from capsule.service.entry import Entry
 from capsule.settings import brief
 
-KEPT = MIB  # output the agent keeps; a viewer this far behind is too slow
+KEPT = MIB  # output the agent keeps; a viewer further behind misses the rest
 REPLAY = 64 * 1024  # of it, what a new viewer is shown
 MAX_VIEWERS = 16
 MAX_SHELLS = 8
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 
-ClosingCode = Literal["exited", "gone", "slow", "left", "unavailable"]
+ClosingCode = Literal["exited", "gone", "left", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Closing:
 class TerminalSession:
     """One viewer of one shell: an async iterator of output, beginning with the recent screen.
 
-    It ends with the shell, with the sandbox, or when this viewer is too slow; `closing` then says
-    why. Leaving (`aclose`) does not end the shell. An async context manager.
+    It ends with the shell or with the sandbox; `closing` then says why. Leaving (`aclose`) does
+    not end the shell. An async context manager.
     """
 
     def __init__(
@@ -66,8 +66,7 @@ class TerminalSession:
         self._terminals = terminals
         self._entry = entry
         self._stream = stream
-        self._skip = skip  # the replay begins in the middle of a line
-        self._fresh = True
+        self._skip = skip  # what comes next begins in the middle of a line
 
     @property
     def exec_id(self) -> ExecId:
@@ -93,10 +92,8 @@ class TerminalSession:
             await self._lost(error)
             return b""
         self._terminals.access.touch(self._entry)
-        fresh, self._fresh = self._fresh, False
         if isinstance(item, Gap):
-            if not fresh:
-                self._close("slow", f"this viewer fell behind by more than {KEPT} bytes")
+            self._skip = True
             return b""
         return self._from_line_start(item.data)
 

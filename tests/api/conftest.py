@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import cast
+
+import httpx
+import pytest
+
+from capsule.config import Config
+from capsule.edge.drain import Gate
+from capsule.edge.files import FileVerbs
+from capsule.edge.methods import build_methods
+from capsule.edge.verbs import Verbs
+from capsule.service import Service
+from tests.api.client import Api
+from tests.api.double import ServiceDouble
+from tests.support.servers import RealServer
+
+
+@pytest.fixture
+async def api(server: RealServer) -> AsyncIterator[Api]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=15) as http:
+        yield Api(http)
+
+
+@pytest.fixture
+async def box(api: Api) -> AsyncIterator[str]:
+    """The id of a sandbox of this test's own."""
+    created = await api.rpc("create", template="bash", ttl_ms=60_000)
+    yield created["id"]
+    await api.http.delete(f"/v1/sandboxes/{created['id']}")
+
+
+@pytest.fixture(scope="session")
+def api_methods() -> list[str]:
+    """The names of all JSON-RPC methods."""
+    config, service = Config(), cast(Service, ServiceDouble())
+    return sorted(build_methods(Verbs(config, service, Gate()), FileVerbs(config, service)))

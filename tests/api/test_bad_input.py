@@ -1,0 +1,237 @@
+"""Whatever a client sends, it gets a precise 4xx or JSON-RPC error in one line, never a 5xx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.api.client import Api, RpcFailure
+from tests.support.servers import RealServer
+
+pytestmark = pytest.mark.real
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", -32700),
+        (b"\xef\xbb\xbf{}", -32700),
+        (b"{" * 200_000, -32700),
+        (b"[" * 200_000, -32700),
+        (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.list","params":' + b"[" * 99999, -32700),
+        (b'{"jsonrpc":"2.0","id":NaN,"method":"x"}', -32700),
+        (b'{"jsonrpc":"2.0","id":1,"method":"\xff"}', -32700),
+        (b'{"jsonrpc":"2.0","id":1,"method":"\\ud800"}', -32700),
+        (b'"text"', -32600),
+        (b"null", -32600),
+        (b"12", -32600),
+        (b"{}", -32600),
+        (b'{"jsonrpc":"2.0","id":' + b"9" * 5000 + b',"method":"x"}', -32600),
+        (b'{"jsonrpc":"2.0","id":1e999,"method":"x"}', -32600),
+        (b'{"jsonrpc":"2.0","id":[1],"method":"x"}', -32600),
+        (b'{"jsonrpc":"2.0","id":true,"method":"x"}', -32600),
+        (b'{"jsonrpc":"1.0","id":1,"method":"x"}', -32600),
+        (b'{"id":1,"method":"sandbox.v1.list"}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":"no.such.method"}', -32601),
+        (b'{"jsonrpc":"2.0","id":1,"method":"' + b"x" * 100_000 + b'"}', -32601),
+        (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.list","params":[]}', -32602),
+        (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.list","params":null}', -32602),
+        (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.get","params":["a"]}', -32602),
+        (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.get"}', -32602),
+    ],
+)
+async def test_broken_requests(api: Api, body: bytes, code: int) -> None:
+    answer = await api.http.post("/rpc", content=body, headers=JSON)
+    error = answer.json()["error"]
+    assert answer.status_code == 200
+    assert error["code"] == code
+    assert error["data"]["code"] == "invalid"
+    assert "\n" not in error["data"]["message"]
+    assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize("id", [1, "a", "", None, -5, 1.5, 2**60, "€"])
+async def test_ids_come_back_as_they_were(api: Api, id: Any) -> None:
+    request = {"jsonrpc": "2.0", "id": id, "method": "sandbox.v1.list", "params": {}}
+    assert (await api.http.post("/rpc", json=request)).json()["id"] == id
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "field"),
+    [
+        ("create", {"ttl_ms": True}, "ttl_ms"),
+        ("create", {"ttl_ms": -1}, "ttl_ms"),
+        ("create", {"ttl_ms": 0}, "ttl_ms"),
+        ("create", {"ttl_ms": 10**30}, "ttl_ms"),
+        ("create", {"ttl_ms": 1.5}, "ttl_ms"),
+        ("create", {"ttl_ms": "600000"}, "ttl_ms"),
+        ("create", {"template": 7}, "template"),
+        ("create", {"template": ""}, "template"),
+        ("create", {"color": "red"}, "color"),
+        ("create", {"env": {"A": 1}}, "env[...]"),
+        ("create", {"env": []}, "env"),
+        ("create", {"limits": {"memory": -1}}, "limits.memory"),
+        ("create", {"limits": {"wheels": 4}}, "limits.wheels"),
+        ("create", {"limits": {"cpus": 0}}, "limits.cpus"),
+        ("exec", {}, "cmd"),
+        ("exec", {"cmd": []}, "cmd"),
+        ("exec", {"cmd": [1]}, "cmd[0]"),
+        ("exec", {"cmd": ""}, "cmd"),
+        ("exec", {"cmd": ["true"], "timeout_ms": False}, "timeout_ms"),
+        ("exec", {"cmd": ["true"], "timeout_ms": -5}, "timeout_ms"),
+        ("exec", {"cmd": ["true"], "on_limit": "explode"}, "on_limit"),
+        ("exec", {"cmd": ["true"], "stdin_base64": "***"}, "stdin_base64"),
+        ("exec", {"cmd": ["true"], "session": "../x"}, "session"),
+        ("exec", {"cmd": ["true"], "stdin": "a", "stdin_base64": "YQ=="}, "stdin"),
+        ("batch", {"commands": [{"cmd": ["true"], "code": "1"}]}, "cmd"),
+        ("batch", {"commands": []}, "commands"),
+        ("writeFile", {"path": "f", "content": "no base64"}, "content"),
+        ("writeFile", {"path": "f", "content": "YQ"}, "content"),
+        ("writeFile", {"path": "f", "content": "YQ==\n"}, "content"),
+        ("writeFile", {"path": "f", "content": "YQ==", "mode": 0o10000}, "mode"),
+        ("writeFile", {"path": "f", "content": "YQ==", "mode": "rwx"}, "mode"),
+        ("readFile", {"path": "f", "offset": -1}, "offset"),
+        ("readFile", {"path": "x" * 5000}, "path"),
+        ("attach", {"exec_id": "e", "wait_ms": 10**9}, "wait_ms"),
+        ("kill", {"exec_id": "e", "signal": "kill -9"}, "signal"),
+        ("move", {"from": "a"}, "to"),
+    ],
+)
+async def test_wrong_params_name_the_field(
+    api: Api, box: str, method: str, params: dict[str, Any], field: str
+) -> None:
+    if method != "create":
+        params = {"id": box, **params}
+    with pytest.raises(RpcFailure) as failure:
+        await api.rpc(method, **params)
+    assert failure.value.rpc_code == -32602
+    assert failure.value.details["field"] == field
+    assert failure.value.message.startswith(field)
+    assert "\n" not in failure.value.message
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/workspace/../../etc/passwd",
+        "..",
+        "a/../b",
+        "/../x",
+        "a\x00b",
+        "\x00",
+    ],
+)
+async def test_paths_that_climb_or_have_nul_are_refused(api: Api, box: str, path: str) -> None:
+    for method, more in (
+        ("readFile", {}),
+        ("writeFile", {"content": ""}),
+        ("listDir", {}),
+        ("stat", {}),
+        ("mkdir", {}),
+        ("remove", {}),
+        ("chmod", {"mode": 0o644}),
+    ):
+        with pytest.raises(RpcFailure) as failure:
+            await api.rpc(method, id=box, path=path, **more)
+        assert failure.value.code == "invalid", (method, path)
+    quoted = "".join(f"%{byte:02x}" for byte in path.encode())
+    for answer in (
+        await api.http.get(f"/v1/sandboxes/{box}/files/{quoted}"),
+        await api.http.get(f"/v1/sandboxes/{box}/files", params={"path": path}),
+        await api.http.put(f"/v1/sandboxes/{box}/files/{quoted}", content=b"x"),
+        await api.http.get(f"/v1/sandboxes/{box}/archive", params={"path": path}),
+        await api.http.get(f"/v1/sandboxes/{box}/watch", params={"path": path}),
+    ):
+        assert answer.status_code == 400, answer.text
+
+
+async def test_nul_in_commands_and_environment_is_refused(api: Api, box: str) -> None:
+    for params in (
+        {"cmd": ["echo", "a\x00b"]},
+        {"cmd": "echo a\x00b"},
+        {"cmd": ["true"], "env": {"A": "b\x00"}},
+        {"cmd": ["true"], "env": {"A=B": "c"}},
+        {"cmd": ["true"], "env": {"": "c"}},
+        {"cmd": ["true"], "cwd": "/tmp\x00"},
+    ):
+        with pytest.raises(RpcFailure) as failure:
+            await api.rpc("exec", id=box, **params)
+        assert failure.value.code == "invalid", params
+
+
+@pytest.mark.parametrize("id", ["../../etc", "a/b", "a\x00", "%2e%2e", "x" * 60, "éé", "."])
+async def test_ids_that_are_none(api: Api, id: str) -> None:
+    with pytest.raises(RpcFailure) as failure:
+        await api.rpc("exec", id=id, cmd=["true"])
+    assert failure.value.code in ("not_found", "invalid")
+
+
+async def test_too_many_calls_in_a_batch(api: Api) -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.list"}
+    answer = await api.http.post("/rpc", json=[call] * 300)
+    assert answer.json()["error"]["code"] == -32600
+    assert "256" in answer.json()["error"]["data"]["message"]
+
+
+# Anything JSON can say, with the words our own methods know sprinkled in.
+WORDS = st.sampled_from(["id", "cmd", "path", "code", "env", "ttl_ms", "commands", "exec_id", ""])
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.sampled_from(["nosuchbox", "python", "KILL", "text", "base64", "../x", "\x00"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=12,
+)
+METHODS = st.sampled_from(
+    ["exec", "run", "get", "list", "stat", "batch", "writeFile", "readFile", "attach", "kill"]
+)
+RELAXED = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@RELAXED
+@given(method=METHODS, params=VALUES)
+def test_no_params_bring_the_server_down(server: RealServer, method: str, params: Any) -> None:
+    request = {"jsonrpc": "2.0", "id": 1, "method": f"sandbox.v1.{method}", "params": params}
+    answer = httpx.post(f"{server.url}/rpc", json=request)
+    assert answer.status_code == 200
+    body = answer.json()
+    assert "result" in body or body["error"]["data"]["code"] != "internal", body
+
+
+@RELAXED
+@given(body=st.binary(max_size=200))
+def test_no_bytes_bring_the_server_down(server: RealServer, body: bytes) -> None:
+    answer = httpx.post(f"{server.url}/rpc", content=body, headers=JSON)
+    assert answer.status_code in (200, 204)
+    answer = httpx.post(f"{server.url}/v1/sandboxes/x/execs", content=body, headers=JSON)
+    assert 400 <= answer.status_code < 500
+
+
+@RELAXED
+@given(
+    where=st.sampled_from(["files", "dirs", "stat", "execs", "archive", "watch", "batch", "nope"]),
+    verb=st.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE"]),
+    rest=st.text(max_size=30),
+    query=st.dictionaries(st.text(max_size=8) | WORDS, st.text(max_size=8), max_size=3),
+    json_body=st.none() | VALUES,
+)
+def test_no_request_brings_the_server_down(
+    server: RealServer, where: str, verb: str, rest: str, query: dict[str, str], json_body: Any
+) -> None:
+    tail = "/".join("".join(f"%{b:02x}" for b in part.encode()) for part in rest.split("/"))
+    url = f"{server.url}/v1/sandboxes/nosuchbox/{where}/{tail}"
+    answer = httpx.request(verb, url, params=query, json=json_body)
+    assert 200 <= answer.status_code < 500, answer.text
+    if answer.status_code >= 400 and verb != "HEAD":
+        assert answer.json()["error"]["message"]
