@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -12,12 +13,15 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from capsule.errors import (
     CapsuleError,
@@ -28,8 +32,10 @@ from capsule.errors import (
     TooLargeError,
 )
 from capsule.providers.local import images, unpack
+from capsule.providers.local.image_store import ImageStore
 from capsule.providers.local.images import Caps, import_archive, layers, list_images, remove_image
 from capsule.providers.local.removal import remove_tree
+from tests.support import wait_for
 from tests.support.users import User
 
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
@@ -514,6 +520,17 @@ def test_imports_side_by_side_share_their_layers(store: Path) -> None:
     assert not left_behind_work(store)
 
 
+def test_a_removal_waits_for_imports(store: Path) -> None:
+    load(docker_save(BASE), store)
+    remover = threading.Thread(target=remove_image, args=("app", store))
+    with ImageStore(store).importing():
+        remover.start()
+        wait_for(lambda: not list_images(store), what="the record is gone")
+        assert (store / "layers" / sha(BASE)).is_dir(), "an import may be about to use it"
+    remover.join(timeout=10)
+    assert not left_behind(store)
+
+
 KILLED_IMPORT = """
 import os, sys
 from pathlib import Path
@@ -807,6 +824,26 @@ def test_zstd_layers_say_what_to_do(store: Path) -> None:
     with pytest.raises(NotSupportedError, match="zstd") as caught:
         load(archive, store)
     assert "docker save" in str(caught.value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged_archives_are_imported_or_refused_never_a_crash(data: st.DataObject) -> None:
+    archive = bytearray(data.draw(st.sampled_from([BASE, TOP, docker_save(BASE, TOP), oci(BASE)])))
+    for _ in range(data.draw(st.integers(1, 8))):
+        # Mostly in headers, which are most of these archives.
+        at = data.draw(st.integers(0, len(archive) - 1))
+        archive[at] = data.draw(st.integers(0, 255))
+        if data.draw(st.booleans()):
+            repair_checksum(archive, at - at % 512)
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(CapsuleError):
+        load(bytes(archive), Path(folder), caps=SMALL)
+
+
+def repair_checksum(archive: bytearray, start: int) -> None:
+    header = archive[start : start + 512]
+    header[148:156] = b" " * 8
+    archive[start + 148 : start + 156] = b"%06o\0 " % sum(header)
 
 
 # Removal of trees
