@@ -23,9 +23,10 @@ from capsule.cli.local import ephemeral_service
 from capsule.cli.source import Choice, Copy, Source, choose, find_copies, find_source
 from capsule.config import load_config
 from capsule.errors import CapsuleError, InvalidError
-from capsule.link import ExecStream, Output
+from capsule.link import Output
 from capsule.model import WORKSPACE, Exit, Reason, Stream
 from capsule.service import CreateRequest, ExecCall, RunCall, Service
+from capsule.service.live import LiveExec
 
 TIMED_OUT, BROKEN_PIPE = 124, 141
 _MARGIN = 60.0  # what the sandbox lives beyond its program's timeout
@@ -150,7 +151,7 @@ async def _perform(
 class Interrupts:
     """Ctrl-C goes to the program, as it would at a terminal; the second one kills it."""
 
-    def __init__(self, service: Service, id: str, stream: ExecStream) -> None:
+    def __init__(self, service: Service, id: str, stream: LiveExec) -> None:
         self._service, self._id, self._stream = service, id, stream
         self._tasks: list[asyncio.Task[None]] = []
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
@@ -171,14 +172,14 @@ class Interrupts:
             await asyncio.wait(self._tasks)
 
 
-async def _feed(stream: ExecStream) -> None:
+async def _feed(stream: LiveExec) -> None:
     with contextlib.suppress(CapsuleError):  # the program does not read, or has ended
         async for data in pipes.read(sys.stdin.fileno()):
             await stream.send(data)
         await stream.send_eof()
 
 
-async def _pass_on(stream: ExecStream, *, keep: bool) -> dict[str, str]:
+async def _pass_on(stream: LiveExec, *, keep: bool) -> dict[str, str]:
     kept = {Stream.STDOUT: b"", Stream.STDERR: b""}
     fds = {Stream.STDOUT: sys.stdout.fileno(), Stream.STDERR: sys.stderr.fileno()}
     async for item in stream:

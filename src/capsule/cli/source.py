@@ -93,7 +93,7 @@ def _in_template(catalog: Mapping[str, Template], name: str, language: str | Non
     wanted = language or template.default_language
     if wanted not in template.languages:
         known = ", ".join(template.languages)
-        raise InvalidError(f"template {name} does not run {wanted}", hint=f"it runs {known}")
+        raise NotFoundError(f"template {name} does not run {wanted}", hint=f"it runs {known}")
     return Choice(template, template.languages[wanted])
 
 

@@ -201,7 +201,8 @@ class AsyncLines:
             line = self._idle.pop()
             if line.usable:
                 return line
-            line.writer.close()
+            with contextlib.suppress(RuntimeError):  # its loop is closed, and so is the connection
+                line.writer.close()
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_connection(self._origin.host, self._origin.port)
         sock = writer.get_extra_info("socket")

@@ -1,0 +1,107 @@
+"""A shell over a WebSocket, from threads and from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from capsule_sdk import AsyncCapsule, Capsule, GoneError, NotFoundError, Terminal, UnavailableError
+from capsule_sdk._client import CapsuleClient
+from tests.support import free_port
+
+
+def read_until(terminal: Terminal, text: str, within: float = 10.0) -> str:
+    said = ""
+    deadline = time.monotonic() + within
+    while text not in said:
+        said += terminal.recv(timeout=deadline - time.monotonic()).decode("utf-8", "replace")
+    return said
+
+
+def test_a_shell_answers_and_tells_how_it_ended(capsule: Capsule) -> None:
+    with capsule.connect_terminal() as terminal:
+        terminal.send("echo $((6*7))\n")
+        read_until(terminal, "42")
+        terminal.send("exit 5\n")
+        assert "exit" in b"".join(terminal).decode()
+        assert terminal.exit is not None
+        assert (terminal.exit.exit_code, terminal.code) == (5, 1000)
+        assert terminal.reason
+        with pytest.raises(GoneError):
+            terminal.send("echo too late\n")
+
+
+def test_the_size_is_told_and_can_change(capsule: Capsule) -> None:
+    with capsule.connect_terminal(rows=33, cols=99) as terminal:
+        terminal.send("stty size\n")
+        read_until(terminal, "33 99")
+        terminal.resize(40, 120)
+        terminal.send("stty size\n")
+        read_until(terminal, "40 120")
+
+
+def test_the_same_name_leads_back_to_the_same_shell(capsule: Capsule) -> None:
+    with capsule.connect_terminal(name="work") as terminal:
+        terminal.send("COLOUR=blue; echo $((1 + 1)) set\n")
+        read_until(terminal, "2 set")
+    with capsule.connect_terminal(name="work") as terminal:
+        terminal.send("echo is $COLOUR\n")
+        read_until(terminal, "is blue")
+    with capsule.connect_terminal(name="other") as terminal:
+        terminal.send("echo is ${COLOUR:-none}\n")
+        read_until(terminal, "is none")
+
+
+def test_much_may_be_pasted_at_once(capsule: Capsule) -> None:
+    with capsule.connect_terminal() as terminal:
+        terminal.send("stty -echo; echo $((1 + 1)) go; cat > pasted\n")
+        read_until(terminal, "2 go")
+        terminal.send("line of text\n" * 20_000 + "\x04")
+        terminal.send("wc -l < pasted\n")
+        read_until(terminal, "20000")
+
+
+def test_nothing_in_time_is_a_timeout(capsule: Capsule) -> None:
+    with capsule.connect_terminal() as terminal:
+        terminal.send("echo ready\n")
+        read_until(terminal, "ready")
+        with pytest.raises(TimeoutError):
+            while True:
+                terminal.recv(timeout=0.2)
+
+
+def test_an_unknown_sandbox_is_told_before_anything_opens(
+    client: CapsuleClient, capsule: Capsule
+) -> None:
+    capsule.delete()
+    with pytest.raises((NotFoundError, GoneError)):
+        capsule.connect_terminal()
+
+
+def test_the_end_of_the_sandbox_ends_the_terminal(capsule: Capsule) -> None:
+    with capsule.connect_terminal() as terminal:
+        terminal.send("echo ready\n")
+        read_until(terminal, "ready")
+        capsule.delete()
+        list(terminal)
+        assert terminal.reason
+
+
+def test_nobody_listens_is_an_error_of_ours() -> None:
+    from capsule_sdk._drivers import Target
+
+    target = Target.at(f"http://127.0.0.1:{free_port()}", {"User-Agent": "x"}, 0)
+    with pytest.raises(UnavailableError, match="capsule serve"):
+        Terminal.open(target, "x", name="main", rows=24, cols=80)
+
+
+async def test_the_async_one_does_the_same(async_capsule: AsyncCapsule) -> None:
+    async with asyncio.timeout(10), await async_capsule.connect_terminal(rows=30) as terminal:
+        await terminal.resize(31, 91)
+        await terminal.send("stty size; exit 3\n")
+        said = b"".join([data async for data in terminal])
+        assert b"31 91" in said
+        assert terminal.exit is not None
+        assert terminal.exit.exit_code == 3
