@@ -66,6 +66,8 @@ def to_error(body: Mapping[str, Any], **context: Any) -> CapsuleError:
     details.update({key: printable(value) for key, value in context.items() if value is not None})
     message = body.get("message")
     text = printable(message) if isinstance(message, str) and message else f"agent said {code}"
+    if (path := details.get("path")) and path not in text:
+        text = f"{text[:1].lower()}{text[1:]}: {path}"  # "no such file or directory: a.txt"
     return AGENT_ERRORS[code](text, hint=_HINTS.get(code), **details)
 
 
