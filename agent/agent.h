@@ -50,6 +50,7 @@ struct json {
     const char *str;       /* J_STR */
     size_t len;
     const char *key;       /* inside an object */
+    size_t key_len;
     struct json *child, *next;
 };
 struct json *json_parse(char *text, size_t n); /* NULL: not JSON. Free the result with free(). */

@@ -205,7 +205,7 @@ static void settle(struct exec *e) {
     drop_fd(&e->carry_fd);
     e->reason = reason_of(e);
     e->state = E_ENDED;
-    e->deadline = e->grace_at = 0;
+    e->deadline = e->grace_at = e->look_at = 0;
     if (!e->tty) drop_fd(&e->in);
 }
 
@@ -264,6 +264,7 @@ void exec_end(struct exec *e, const char *cause, int signal) {
 
 void exec_tick(struct exec *e, double now) {
     if (e->deadline > 0 && now >= e->deadline && e->state <= E_RUNNING) exec_end(e, "timed_out", SIGKILL);
+    if (e->look_at > 0 && now >= e->look_at) e->look_at = 0;
     if (e->grace_at > 0 && now >= e->grace_at) exec_end(e, "cancelled", SIGKILL);
 }
 
@@ -302,7 +303,13 @@ void exec_readable(struct exec *e, int which) {
     for (int turns = 0; turns < 16; turns++) { /* a flood gets its turn, not the whole loop */
         ssize_t n = RETRY(read(e->out[which], p, sizeof p));
         if (n < 0 && errno == EAGAIN) return;
-        if (n <= 0) { /* EIO: the last holder of the terminal left */
+        if (n <= 0) {
+            if (e->tty && e->state <= E_RUNNING) {
+                /* EIO: nobody holds the terminal just now, as when a program closes its files before it exits. To let
+                 * go of our end would be a hangup, and kill it; so look again a little later. */
+                e->look_at = now_ms() + 20;
+                return;
+            }
             if (e->tty) e->in = -1;
             drop_fd(&e->out[which]);
             return;

@@ -87,7 +87,7 @@ static struct json *container(struct reader *r, int depth, bool object) {
     if (r->p < r->end && *r->p == close) { r->p++; return j; }
     for (;;) {
         const char *key = NULL;
-        size_t len;
+        size_t len = 0;
         skip_space(r);
         if (object) {
             if (r->p == r->end || *r->p++ != '"' || !string(r, &key, &len)) return NULL;
@@ -97,6 +97,7 @@ static struct json *container(struct reader *r, int depth, bool object) {
         struct json *v = value(r, depth + 1);
         if (!v) return NULL;
         v->key = key;
+        v->key_len = len;
         *tail = v;
         tail = &v->next;
         skip_space(r);

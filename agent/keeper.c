@@ -107,6 +107,7 @@ static double next_event(void) {
     double at = 0;
     for (struct exec *e = keeper.execs; e; e = e->next) {
         if (e->deadline > 0 && (at <= 0 || e->deadline < at)) at = e->deadline;
+        if (e->look_at > 0 && (at <= 0 || e->look_at < at)) at = e->look_at;
         if (e->grace_at > 0 && (at <= 0 || e->grace_at < at)) at = e->grace_at;
     }
     for (size_t i = 0; i < sizeof keeper.pending / sizeof *keeper.pending; i++)
@@ -137,7 +138,7 @@ static void gather(void) {
     add(keeper.ctl, POLLIN, (struct watch){W_CTL, NULL, 0});
     add(keeper.signals, POLLIN, (struct watch){W_SIGNALS, NULL, 0});
     for (struct exec *e = keeper.execs; e; e = e->next) {
-        add(e->out[0], (short)(POLLIN | (e->tty && e->input.n ? POLLOUT : 0)), (struct watch){W_EXEC, e, 0});
+        if (e->look_at <= 0) add(e->out[0], (short)(POLLIN | (e->tty && e->input.n ? POLLOUT : 0)), (struct watch){W_EXEC, e, 0});
         add(e->out[1], POLLIN, (struct watch){W_EXEC, e, 1});
         add(e->status_fd, POLLIN, (struct watch){W_EXEC, e, 2});
         add(e->carry_fd, POLLIN, (struct watch){W_EXEC, e, 3});

@@ -21,7 +21,7 @@ struct exec {
     int status_fd, in, out[2], carry_fd; /* tty: in == out[0] == the terminal's master */
     struct output output[2];
     struct buf input, carry, argv;
-    double started, deadline, grace_at; /* ms; 0: none */
+    double started, deadline, grace_at, look_at; /* ms; 0: none */
     uint64_t oom_before;
     int status;                   /* as wait(2) gave it */
     double cpu_ms, duration_ms;

@@ -62,10 +62,9 @@ static char **string_list(const struct json *array, struct fault *f) {
 static char **environment(const struct json *env, struct fault *f) {
     size_t n = 0;
     for (const struct json *j = env ? env->child : NULL; j; j = j->next) n++;
-    char **list = xrealloc(NULL, (n + 2) * sizeof *list), **p = list;
-    if (json_get(box.spec, "paths") && !json_get(env, "TMPDIR") && asprintf(p, "TMPDIR=%s", mapped("/tmp")) > 0) p++;
+    char **list = xrealloc(NULL, (n + 1) * sizeof *list), **p = list;
     for (const struct json *j = env ? env->child : NULL; j; j = j->next) {
-        if (j->type != J_STR || strlen(j->str) != j->len || !*j->key || strchr(j->key, '=')) return fault_set(f, EINVAL, "env"), NULL;
+        if (j->type != J_STR || strlen(j->str) != j->len || !*j->key || strlen(j->key) != j->key_len || strchr(j->key, '=')) return fault_set(f, EINVAL, "env"), NULL;
         const char *value = mapped(j->str);
         size_t room = strlen(j->key) + strlen(value) + 2;
         *p = xrealloc(NULL, room);
@@ -131,7 +130,7 @@ void program_main(const int fds[FD_ROLES], int nfds) {
     if (!request) fail(&f);
     char **argv = string_list(json_get(request, "argv"), &f), **envp = argv ? environment(json_get(request, "env"), &f) : NULL;
     if (!envp) fail(&f);
-    if (!argv[0]) { fault_set(&f, EINVAL, "argv is empty"); fail(&f); }
+    if (!argv[0] || !*argv[0]) { fault_set(&f, EINVAL, "argv is empty"); fail(&f); }
     for (int s = 1; s < NSIG; s++) signal(s, SIG_DFL);
     setsid();
     if (json_bool(request, "tty", false) && !open_terminal(request, stdio, &f)) fail(&f);
