@@ -12,24 +12,45 @@ skipped with its own reason; any other deviation is a failure.
 
 from __future__ import annotations
 
+from capsule.testing.boxes import TestAdoption, TestConnections, TestLifecycle
+from capsule.testing.files import TestAtomicity, TestFullDisk, TestOddFiles, TestReadAndWrite
 from capsule.testing.fixtures import launch, provider, subject
 from capsule.testing.killing import TestBackground, TestKill, TestSignals
+from capsule.testing.limits import TestLimits, TestStress, TestUsage
+from capsule.testing.networking import TestDial, TestListen
 from capsule.testing.outputs import TestAttach, TestOutput, TestOutputLimit
 from capsule.testing.running import TestCarry, TestExec, TestExit, TestInput
 from capsule.testing.terminals import TestTerminal
+from capsule.testing.trees import TestLinks, TestListing, TestTrees, TestWatch
 
 __all__ = [
+    "TestAdoption",
+    "TestAtomicity",
     "TestAttach",
     "TestBackground",
     "TestCarry",
+    "TestConnections",
+    "TestDial",
     "TestExec",
     "TestExit",
+    "TestFullDisk",
     "TestInput",
     "TestKill",
+    "TestLifecycle",
+    "TestLimits",
+    "TestLinks",
+    "TestListen",
+    "TestListing",
+    "TestOddFiles",
     "TestOutput",
     "TestOutputLimit",
+    "TestReadAndWrite",
     "TestSignals",
+    "TestStress",
     "TestTerminal",
+    "TestTrees",
+    "TestUsage",
+    "TestWatch",
     "launch",
     "provider",
     "subject",

@@ -1,0 +1,285 @@
+"""Conformance: directories, links, and what changes below them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from capsule.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
+from capsule.link import Change
+from capsule.testing.harness import Launcher, Subject, fail
+
+
+class TestListing:
+    async def test_an_empty_directory_has_no_entries(self, subject: Subject) -> None:
+        await subject.link.mkdir("dir")
+        assert await subject.link.list("dir") == ([], False)
+
+    async def test_entries_say_what_they_are(self, subject: Subject) -> None:
+        await subject.sh(
+            "echo 12345 > file; mkdir dir; ln -s file link; mkfifo pipe; chmod 750 dir"
+        )
+        entries = await subject.entries()
+        assert {name: entry.type for name, entry in entries.items()} == {
+            "file": "file",
+            "dir": "dir",
+            "link": "symlink",
+            "pipe": "fifo",
+        }
+        assert (entries["file"].size, entries["dir"].mode & 0o777) == (6, 0o750)
+        assert (entries["link"].target, entries["file"].target) == ("file", None)
+        assert all(entry.name == name for name, entry in entries.items())
+
+    async def test_a_recursive_listing_has_paths(self, subject: Subject) -> None:
+        await subject.sh("mkdir -p a/b/c; echo > a/x; echo > a/b/y; ln -s .. a/b/c/loop")
+        entries = await subject.entries(recursive=True)
+        assert set(entries) == {"a", "a/x", "a/b", "a/b/y", "a/b/c", "a/b/c/loop"}
+        assert entries["a/b/y"].name == "y"
+        assert set(await subject.entries("a", recursive=True)) == {
+            "x", "b", "b/y", "b/c", "b/c/loop"
+        }  # fmt: skip
+
+    async def test_ten_thousand_entries(self, launch: Launcher) -> None:
+        subject = await launch(inodes=20_000)
+        await subject.sh("mkdir many; cd many; seq 10000 | xargs touch")
+        entries, truncated = await subject.link.list("many")
+        assert not truncated
+        assert {entry.name for entry in entries} == {str(n) for n in range(1, 10_001)}
+        entries, truncated = await subject.link.list("many", limit=100)
+        assert (len(entries), truncated) == (100, True)
+        await subject.link.remove("many", recursive=True)
+        assert not await subject.exists("many")
+
+    async def test_exactly_the_limit_is_not_truncated(self, subject: Subject) -> None:
+        await subject.sh("touch 1 2 3")
+        assert (await subject.link.list(".", limit=3)).truncated is False
+        assert (await subject.link.list(".", limit=2)).truncated is True
+
+    async def test_what_cannot_be_listed_says_why(self, subject: Subject) -> None:
+        await subject.sh("touch file; mkdir closed; chmod 0 closed")
+        with pytest.raises(NotFoundError):
+            await subject.link.list("nosuch")
+        with pytest.raises(InvalidError):
+            await subject.link.list("file")
+        with pytest.raises(ForbiddenError):
+            await subject.link.list("closed")
+
+    async def test_a_closed_directory_does_not_hide_its_neighbours(self, subject: Subject) -> None:
+        await subject.sh("mkdir -p a/closed b; touch a/closed/x b/y; chmod 0 a/closed")
+        entries, _ = await subject.link.list(".", recursive=True)
+        assert {entry.path for entry in entries} == {"a", "a/closed", "b", "b/y"}
+
+
+class TestTrees:
+    async def test_stat_tells_link_from_target(self, subject: Subject) -> None:
+        await subject.link.write("file", b"12345")
+        await subject.link.symlink("link", "file")
+        assert (await subject.link.stat("link")).type == "symlink"
+        assert (await subject.link.stat("link")).target == "file"
+        followed = await subject.link.stat("link", follow=True)
+        assert (followed.type, followed.size) == ("file", 5)
+        with pytest.raises(NotFoundError):
+            await subject.link.stat("nosuch")
+
+    @pytest.mark.parametrize("path", ["/", ".", "/workspace", "/workspace/", "/dev/null", "/usr"])
+    async def test_well_known_places_can_be_looked_at(self, subject: Subject, path: str) -> None:
+        stat = await subject.link.stat(path)
+        assert stat.type == ("device" if path == "/dev/null" else "dir")
+
+    async def test_directories_are_made(self, subject: Subject) -> None:
+        link = subject.link
+        await link.mkdir("a/b/c", mode=0o700)
+        assert (await link.stat("a/b/c")).mode & 0o777 == 0o700
+        await link.mkdir("a/b/c")
+        with pytest.raises(ConflictError):
+            await link.mkdir("a/b/c", parents=False)
+        with pytest.raises(NotFoundError):
+            await link.mkdir("x/y", parents=False)
+        await link.write("file", b"")
+        with pytest.raises((ConflictError, InvalidError)):
+            await link.mkdir("file")
+        with pytest.raises((ConflictError, InvalidError)):
+            await link.mkdir("file/below")
+
+    async def test_files_and_directories_are_moved(self, subject: Subject) -> None:
+        link = subject.link
+        await link.write("a/file", b"x")
+        await link.move("a", "b")
+        await link.move("b/file", "file")
+        assert await subject.content("file") == b"x"
+        await link.write("other", b"y")
+        with pytest.raises(ConflictError):
+            await link.move("file", "other", overwrite=False)
+        await link.move("file", "other")
+        assert await subject.content("other") == b"x"
+        with pytest.raises(NotFoundError):
+            await link.move("nosuch", "x")
+        with pytest.raises(NotFoundError):
+            await link.move("other", "no/such/place")
+
+    async def test_a_directory_with_something_in_it_is_not_replaced(self, subject: Subject) -> None:
+        await subject.sh("mkdir a; mkdir b; touch b/x")
+        with pytest.raises(ConflictError):
+            await subject.link.move("a", "b")
+        with pytest.raises(InvalidError):
+            await subject.link.move("a", "a/below")
+
+    async def test_removing_needs_a_word_for_whole_trees(self, subject: Subject) -> None:
+        await subject.sh("mkdir -p tree/a/b; touch tree/x tree/a/y empty; mkdir bare")
+        link = subject.link
+        with pytest.raises(ConflictError) as raised:
+            await link.remove("tree")
+        assert raised.value.hint is not None and "recursive" in raised.value.hint
+        await link.remove("tree", recursive=True)
+        await link.remove("bare")
+        await link.remove("empty", recursive=True)
+        assert await subject.entries() == {}
+        with pytest.raises(NotFoundError):
+            await link.remove("tree", recursive=True)
+
+    async def test_a_tree_of_any_depth_is_removed(self, subject: Subject) -> None:
+        code = (
+            "import os\n"
+            "for _ in range(3000):\n"
+            "    os.mkdir('deep'); os.chdir('deep')\n"
+            "open('bottom', 'w')\n"
+        )
+        assert (await subject.python(code)).exit.exit_code == 0
+        listing = await subject.link.list(".", recursive=True)
+        assert listing.entries and listing.truncated
+        await subject.link.remove("deep", recursive=True)
+        assert await subject.entries() == {}
+
+    async def test_a_closed_tree_of_ones_own_is_removed(self, subject: Subject) -> None:
+        await subject.sh(
+            "mkdir -p tree/closed/inner; touch tree/closed/inner/x; chmod 0 tree/closed"
+        )
+        try:
+            await subject.link.remove("tree", recursive=True)
+        except ForbiddenError:
+            await subject.sh("chmod 700 tree/closed")
+            await subject.link.remove("tree", recursive=True)
+        assert await subject.entries() == {}
+
+    async def test_modes_are_changed(self, subject: Subject) -> None:
+        await subject.link.write("file", b"#!/bin/sh\necho ran")
+        await subject.link.chmod("file", 0o755)
+        assert await subject.output("./file") == "ran"
+        with pytest.raises(NotFoundError):
+            await subject.link.chmod("nosuch", 0o644)
+        with pytest.raises(ForbiddenError):
+            await subject.link.chmod("/usr", 0o777)
+
+
+class TestLinks:
+    async def test_files_are_read_and_written_through_links(self, subject: Subject) -> None:
+        await subject.link.write("dir/file", b"old")
+        await subject.link.symlink("link", "dir/file")
+        await subject.link.symlink("way", "dir")
+        assert await subject.content("link") == await subject.content("way/file") == b"old"
+        await subject.link.write("link", b"new")
+        assert await subject.content("dir/file") == b"new"
+        assert (await subject.link.stat("link")).type == "symlink"
+        await subject.link.write("way/other", b"x")
+        assert await subject.content("dir/other") == b"x"
+
+    async def test_a_link_to_nowhere_is_not_found(self, subject: Subject) -> None:
+        await subject.link.symlink("link", "nosuch/place")
+        with pytest.raises(NotFoundError):
+            await subject.content("link")
+        assert (await subject.link.stat("link")).type == "symlink"
+
+    async def test_a_ring_of_links_is_invalid(self, subject: Subject) -> None:
+        await subject.sh("ln -s a b; ln -s b a")
+        with pytest.raises(InvalidError):
+            await subject.content("a")
+
+    async def test_removing_a_link_spares_its_target(self, subject: Subject) -> None:
+        await subject.sh(
+            "mkdir -p keep tree; touch keep/x; ln -s ../keep tree/link; ln -s keep top"
+        )
+        await subject.link.remove("tree", recursive=True)
+        await subject.link.remove("top", recursive=True)
+        assert set(await subject.entries(recursive=True)) == {"keep", "keep/x"}
+
+    async def test_a_link_is_not_replaced_by_another(self, subject: Subject) -> None:
+        await subject.link.symlink("link", "a")
+        with pytest.raises(ConflictError):
+            await subject.link.symlink("link", "b")
+
+    async def test_links_out_of_the_workspace_stay_in_the_box(self, subject: Subject) -> None:
+        """Whatever it says, it is what a program of the box would read there."""
+        await subject.sh("ln -s /usr/bin/env outside")
+        assert await subject.content("outside") == (await subject.sh("cat outside")).stdout
+        with pytest.raises(ForbiddenError):
+            await subject.link.write("outside", b"#!/bin/sh")
+
+
+class TestWatch:
+    async def test_each_kind_of_change_is_told(self, subject: Subject) -> None:
+        steps = {
+            "touch file": Change("create", "file", False),
+            "echo x > file": Change("write", "file", False),
+            "chmod 600 file": Change("chmod", "file", False),
+            "mv file moved": Change("rename", "moved", False),
+            "rm moved": Change("remove", "moved", False),
+            "mkdir sub": Change("create", "sub", True),
+            "rmdir sub": Change("remove", "sub", True),
+        }
+        async with subject.link.watch(".") as changes:
+            for script, expected in steps.items():
+                await subject.sh(script)
+                await self.seen(changes, expected)
+
+    async def test_file_operations_are_changes_too(self, subject: Subject) -> None:
+        async with subject.link.watch("/workspace") as changes:
+            await subject.link.write("caf\udce9\n", b"x")
+            change = await self.seen(changes, path="caf\udce9\n")
+            assert change.change in ("create", "rename")
+
+    async def test_only_a_recursive_watch_sees_below(self, subject: Subject) -> None:
+        await subject.link.mkdir("sub")
+        async with subject.link.watch(".") as flat, subject.link.watch(".", recursive=True) as deep:
+            await subject.sh("touch sub/file; touch end")
+            await self.seen(deep, Change("create", "sub/file", False))
+            while (change := await self.next(flat)).path != "end":
+                assert "/" not in change.path
+
+    async def test_a_directory_made_later_is_watched_too(self, subject: Subject) -> None:
+        async with subject.link.watch(".", recursive=True) as changes:
+            await subject.sh("mkdir -p new")
+            await self.seen(changes, Change("create", "new", True))
+            await subject.sh("touch new/file")
+            await self.seen(changes, path="new/file")
+
+    async def test_what_is_not_there_cannot_be_watched(self, subject: Subject) -> None:
+        with pytest.raises(NotFoundError):
+            async with subject.link.watch("nosuch"):
+                pass
+
+    async def test_leaving_ends_the_watcher(self, subject: Subject) -> None:
+        for _ in range(20):
+            async with subject.link.watch(".", recursive=True):
+                pass
+        await subject.sh("touch file")
+        assert await subject.output("echo alive") == "alive"
+
+    async def next(self, changes: AsyncIterator[Change]) -> Change:
+        async with asyncio.timeout(5):
+            return await anext(changes)
+
+    async def seen(
+        self, changes: AsyncIterator[Change], wanted: Change | None = None, *, path: str = ""
+    ) -> Change:
+        """The wanted change, after any others."""
+        before = []
+        try:
+            while True:
+                change = await self.next(changes)
+                if change == wanted or change.path == path:
+                    return change
+                before.append(change)
+        except TimeoutError:
+            fail(f"no {wanted or path!r}, but {before}")
