@@ -172,7 +172,10 @@ def exec_program(
     """Run a program in a sandbox and exit with its exit code. Options come before the ID."""
     from capsule.cli import remote
 
-    call = remote.Program(tuple(cmd), o.pairs(env), cwd, timeout, session, tty, interactive)
+    argv = tuple(cmd[1:] if cmd[0] == "--" else cmd)
+    if not argv:
+        raise typer.BadParameter("name the program to run")
+    call = remote.Program(argv, o.pairs(env), cwd, timeout, session, tty, interactive)
     return remote.exec_program(remote.Server(url, api_key), id, call, as_json=json)
 
 
@@ -201,8 +204,12 @@ def shell(
 
 @app.command()
 def cp(
-    source: Annotated[str, typer.Argument(help="A local path, or ID:/path in a sandbox.")],
-    target: Annotated[str, typer.Argument(help="A local path, or ID:/path in a sandbox.")],
+    source: Annotated[
+        str, typer.Argument(help="A local path, ID:/path in a sandbox, or - (stdin).")
+    ],
+    target: Annotated[
+        str, typer.Argument(help="A local path, ID:/path in a sandbox, or - (stdout).")
+    ],
     url: o.Url = None,
     api_key: o.ApiKey = None,
     json: o.Json = False,

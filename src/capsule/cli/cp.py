@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from capsule_sdk import NotFoundError as RemoteNotFound
 
 # One letter before the colon would be a drive; a path before it starts with . or /.
 _REMOTE = re.compile(r"(?P<id>[A-Za-z0-9_-]{2,64}):(?P<path>.*)", re.DOTALL)
+
+
+_STDIO = Path("-")
 
 
 class Remote(NamedTuple):
@@ -53,6 +57,9 @@ def copy(server: Server, source_text: str, target_text: str, *, as_json: bool) -
 
 
 def _upload(capsule: Capsule, source: Path, path: str) -> Transfer:
+    if source == _STDIO:
+        written = capsule.write_file(path, sys.stdin.buffer)
+        return Transfer(1, written.size)
     if not source.exists():
         raise NotFoundError(f"no such file: {source}", hint="check the path")
     # As with cp: into a folder that is there, or under the name that was given.
@@ -70,6 +77,8 @@ def _is_folder(capsule: Capsule, path: str) -> bool:
 
 
 def _download(capsule: Capsule, path: str, target: Path) -> Transfer:
+    if target == _STDIO:
+        return _print(capsule, path)
     info = capsule.stat(path, follow=True)
     if target.is_dir() or str(target).endswith("/"):
         target = target / (posixpath.basename(path.rstrip("/")) or "root")
@@ -78,6 +87,14 @@ def _download(capsule: Capsule, path: str, target: Path) -> Transfer:
     total = None if info.is_dir else info.size
     with show.progress(posixpath.basename(path.rstrip("/")), total) as step:
         return capsule.download(path, target, progress=step)
+
+
+def _print(capsule: Capsule, path: str) -> Transfer:
+    size = 0
+    for chunk in capsule.read_stream(path):
+        size += sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
+    return Transfer(1, size)
 
 
 def _total(source: Path) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -84,6 +85,7 @@ async def _stay(capsule: AsyncCapsule, name: str) -> tuple[str, Exit | None]:
         async with terminal:
             how = await _connect(Shell(terminal))
         if how == _LEFT:
+            print()
             return f"left; the shell goes on: capsule shell {capsule.id} --name {name}", None
         if terminal.code != _RESTARTS:
             return terminal.reason, terminal.exit
@@ -138,6 +140,7 @@ async def _exec(server: Server, id: str, program: Program) -> int:
         stream = await capsule.start(program.cmd, tty=tty.size(), stdin_open=True, **options)
         how = await _connect(Running(stream))
     if how == _LEFT:
+        print()
         show.note("left; the program goes on")
         return 0
     assert stream.exit is not None  # its output ended, and did not raise
@@ -180,8 +183,13 @@ async def _type(remote: Remote) -> None:
 
 
 async def _show(remote: Remote) -> None:
-    async for data in remote.output():
-        await pipes.write(sys.stdout.fileno(), data)
+    screen = tty.Screen()
+    try:
+        async for data in remote.output():
+            screen.watch(data)
+            await pipes.write(sys.stdout.fileno(), data)
+    finally:
+        os.write(sys.stdout.fileno(), screen.undo())
 
 
 class Sizes:

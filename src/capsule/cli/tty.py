@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import shutil
 import sys
 import termios
@@ -23,15 +23,39 @@ def raw_mode() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
-        # A full-screen program that was cut off leaves these behind: the alternate screen, a hidden
-        # cursor, colours, mouse reports, bracketed paste.
-        if sys.stdout.isatty():
-            os.write(1, b"\x1b[?1049l\x1b[?25h\x1b[0m\x1b[?1000l\x1b[?1002l\x1b[?1006l\x1b[?2004l")
 
 
 def size() -> tuple[int, int]:
     found = shutil.get_terminal_size()
     return max(found.lines, 1), max(found.columns, 1)
+
+
+class Screen:
+    """What the other side has switched on in this terminal, and would leave on if it were cut off:
+    the alternate screen, mouse reports, bracketed paste; or off: the cursor."""
+
+    _MODES = re.compile(rb"\x1b\[\?([0-9;]{1,30})([hl])")
+    _CURSOR = b"25"
+    _OURS = frozenset((b"47", b"1047", b"1049", b"1000", b"1002", b"1003", b"1006", b"2004", b"1"))
+
+    def __init__(self) -> None:
+        self._changed: set[bytes] = set()
+        self._tail = b""
+
+    def watch(self, data: bytes) -> None:
+        data = self._tail + data
+        for numbers, switch in self._MODES.findall(data):
+            for mode in numbers.split(b";"):
+                on = (switch == b"h") != (mode == self._CURSOR)
+                (self._changed.add if on else self._changed.discard)(mode)
+        # A sequence may be cut in two; one that is seen twice does no harm.
+        self._tail = data[-40:]
+
+    def undo(self) -> bytes:
+        """The alternate screen last: leaving it moves the cursor to where it was before."""
+        modes = sorted(self._changed & (self._OURS | {self._CURSOR}), key=lambda m: m == b"1049")
+        steps = [b"\x1b[?" + m + (b"h" if m == self._CURSOR else b"l") for m in modes]
+        return b"".join(steps) + b"\x1b[0m" if steps else b""
 
 
 class Keys:
