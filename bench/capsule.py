@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvloop
 
 from bench.rivals import Rival
 from bench.stats import Measure
+from capsule.app import open_service
+from capsule.config import load_config
+from capsule.edge.logs import configure_logging
+from capsule.service import CreateRequest, ExecCall, Service
 from capsule_sdk import AsyncCapsuleClient, CapsuleClient
 
 TEMPLATE = "bash"
@@ -98,6 +105,47 @@ class Http(Rival):
 
     def close(self) -> None:
         self._client.close()
+
+
+class Inside(Rival):
+    """The service in this process, without HTTP: what is left of the above is the way there."""
+
+    def __init__(self) -> None:
+        self._create = Measure("Capsule inside: service.create", "create")
+        self._exec = Measure("Capsule inside: service.exec `true`", "exec")
+        self._delete = Measure("Capsule inside: service.delete", "delete")
+        self.measures = [self._create, self._exec, self._delete]
+        self._base = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
+        self._base.chmod(0o755)
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        config = load_config(
+            {},
+            data_dir=self._base / "data",
+            run_dir=self._base / "run",
+            drain="delete",
+            log_level="warning",
+        )
+        configure_logging(config)
+        self._open = open_service(config)
+        self._service: Service = self._runner.run(self._open.__aenter__())
+
+    def round(self, count: int) -> None:
+        self._runner.run(self._round(count))
+
+    async def _round(self, count: int) -> None:
+        for _ in range(count):
+            with clock(self._create):
+                sandbox = await self._service.create(CreateRequest(template=TEMPLATE))
+            for _ in range(3):
+                with clock(self._exec):
+                    await self._service.exec(sandbox.id, ExecCall(cmd=("true",)))
+            with clock(self._delete):
+                await self._service.delete(sandbox.id)
+
+    def close(self) -> None:
+        self._runner.run(self._open.__aexit__(None, None, None))
+        self._runner.close()
+        shutil.rmtree(self._base, ignore_errors=True)
 
 
 async def burst(url: str, count: int) -> list[Measure]:

@@ -75,14 +75,25 @@ def machine() -> dict[str, object]:
         "memory_bytes": total,
         "python": platform.python_version(),
         "root": os.getuid() == 0,
-        "load": os.getloadavg()[0],
     }
 
 
-def write_json(path: Path, measures: Sequence[Measure]) -> None:
+def conditions(load: float) -> str:
+    """Where and when: numbers mean nothing without it."""
+    here = machine()
+    cpus, gib = here["cpus"], int(str(here["memory_bytes"])) / (1 << 30)
+    told = (
+        f"{cpus} CPUs, {gib:.0f} GiB, Linux {here['kernel']}, {'root' if here['root'] else 'user'}"
+    )
+    busy = load > 0.5 * (os.cpu_count() or 1)
+    warning = "; others are working on this machine, measure again when it is quiet" if busy else ""
+    return f"{told}; load average at the start {load:.1f}{warning}"
+
+
+def write_json(path: Path, measures: Sequence[Measure], load: float) -> None:
     body = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": {**machine(), "load_at_start": load},
         "measures": [measure.to_json() for measure in measures],
     }
     path.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

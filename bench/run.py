@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> None:
     options = arguments()
-    started = time.monotonic()
+    started, load = time.monotonic(), os.getloadavg()[0]
     with capsule_server(max_sandboxes=max(options.live, 128) + 16) as url, echo_server() as echo:
         measures = alternate(url, echo, rounds=options.rounds, deadline=started + options.seconds)
         say(f"{options.burst} at once")
@@ -31,10 +32,11 @@ def main() -> None:
         say(f"{options.live} alive together")
         measures += asyncio.run(capsule.crowd(url, options.live, find()))
     print(report.table(measures))
+    print(f"\n{report.conditions(load)}")
     RESULTS.mkdir(exist_ok=True)
-    report.write_json(RESULTS / "bench.json", measures)
+    report.write_json(RESULTS / "bench.json", measures, load)
     report.write_plot(RESULTS / "bench.svg", measures)
-    print(f"\nwritten to {RESULTS}/bench.json and bench.svg in {time.monotonic() - started:.0f} s")
+    print(f"written to {RESULTS}/bench.json and bench.svg in {time.monotonic() - started:.0f} s")
     missed = [m.name for m in measures if report.verdict(m).startswith("MISSED")]
     if missed and options.strict:
         sys.exit(f"targets missed: {', '.join(missed)}")
@@ -54,6 +56,7 @@ def alternate(url: str, echo: str, *, rounds: int, deadline: float) -> list[Meas
     rivals: list[Rival] = [
         capsule.Sdk(url),
         capsule.Http(url),
+        capsule.Inside(),
         Raw(),
         Local(),
         Echo(echo),
