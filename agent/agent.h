@@ -134,6 +134,7 @@ void init_main(int ctl_fd) __attribute__((noreturn));
 struct tally { int processes; double cpu_ms; uint64_t rss; };
 void sweep_open(int proc_fd);
 int sweep_proc(void);
+void sweep_close(void);                               /* a child must not hold what pid 1 sees with */
 bool sweep_works(void);
 uint64_t sweep_own_tag(void);                         /* the UTS namespace an exec was born into */
 bool init_knows(pid_t pid);                           /* a child of pid 1 that is accounted for */

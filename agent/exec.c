@@ -290,10 +290,12 @@ static void read_status(struct exec *e) {
 
 static void read_carry(struct exec *e) {
     char p[16384];
-    ssize_t n;
-    while ((n = RETRY(read(e->carry_fd, p, sizeof p))) > 0)
-        if (e->carry.n + (size_t)n <= MAX_CARRY) buf_add(&e->carry, p, (size_t)n);
-    if (!n) drop_fd(&e->carry_fd);
+    for (size_t turns = 0; turns <= MAX_CARRY / sizeof p; turns++) { /* as much as is kept, then the others' turn */
+        ssize_t n = RETRY(read(e->carry_fd, p, sizeof p));
+        if (n > 0 && e->carry.n + (size_t)n <= MAX_CARRY) buf_add(&e->carry, p, (size_t)n);
+        if (!n) drop_fd(&e->carry_fd);
+        if (n <= 0) return;
+    }
 }
 
 void exec_readable(struct exec *e, int which) {

@@ -77,6 +77,7 @@ static void run_child(const struct ctl *m, const int *fds, int nfds, int slot) {
     close(signals);
     if (m->kind == K_FILE) file_main(fds[0], fds[1]);
     tags[slot] = sweep_own_tag();
+    sweep_close(); /* the request names a working directory, which may be /proc/self/fd/N: no descriptor of ours may be one */
     if (box.namespaces) program_main(fds, nfds);
     shepherd_main(fds, nfds);
 }
@@ -118,21 +119,26 @@ static void reap(void) {
     }
 }
 
-/* The main process is named besides: it may not have written its tag yet. */
+/* The main process is named besides: it may not have written its tag yet. A shepherd ends by itself, when nobody is
+ * left below it; no look at /proc is as sure of that as its end. */
 static int kill_task(const struct task *t) {
     int found = sweep_signal(tag_of_task(t), t->pid, SIGKILL);
-    if (box.namespaces && t->alive && !kill(t->pid, SIGKILL)) found++;
+    if (t->alive && (!box.namespaces || !kill(t->pid, SIGKILL))) found++;
     return found;
 }
 
-/* Kill passes until one finds nobody. Between passes the loop answers the keeper, so a fork bomb delays no one. */
+/* Kill passes until two in a row find nobody: one could be missed by a process that goes on in a child behind the
+ * place we read. Between passes the loop answers the keeper, so a fork bomb delays no one. */
 static bool continue_kills(void) {
     bool more = false;
     for (size_t i = 0; i < ntasks; i++) {
         if (!tasks[i].killing) continue;
-        int found = 0;
-        for (int pass = 0; pass < 3 && (found = kill_task(&tasks[i])); pass++) reap();
-        if (found) { more = true; continue; }
+        int clean = 0;
+        for (int pass = 0; pass < 4 && clean < 2; pass++) {
+            clean = kill_task(&tasks[i]) ? 0 : clean + 1;
+            reap();
+        }
+        if (clean < 2) { more = true; continue; }
         struct ctl m = {.command = C_KILLED, .no = tasks[i].no};
         tasks[i].killing = false;
         tell(&m, NULL, 0);
@@ -195,8 +201,11 @@ static void obey(const struct ctl *m, const int *fds, int nfds) {
 /* The keeper is gone. As pid 1 our exit takes everyone along; otherwise they must be hunted down. */
 static void end_box(void) {
     if (!box.namespaces)
-        for (int pass = 0; pass < 1000 && sweep_signal(0, getpid(), SIGKILL); pass++) {
-            while (waitpid(-1, NULL, WNOHANG) > 0) {}
+        for (int pass = 0; pass < 1000; pass++) {
+            pid_t dead;
+            sweep_signal(0, getpid(), SIGKILL);
+            while ((dead = waitpid(-1, NULL, WNOHANG)) > 0) {}
+            if (dead < 0 && errno == ECHILD) break; /* all orphans are ours: there is nobody left */
             usleep(1000);
         }
     _exit(0);

@@ -23,10 +23,12 @@ void sweep_open(int proc_fd) {
 }
 
 int sweep_proc(void) { return proc; }
+void sweep_close(void) { drop_fd(&proc); }
 
-static void each_process(visit *fn, void *arg) {
+/* Every number that is a name in this directory of procfs: processes, or threads of one. */
+static void each_number(const char *path, visit *fn, void *arg) {
     char space[16384] __attribute__((aligned(8)));
-    cleanup_fd int dir = openat(proc, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    cleanup_fd int dir = openat(proc, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     long n;
     while (dir >= 0 && (n = syscall(SYS_getdents64, dir, space, sizeof space)) > 0)
         for (long at = 0; at < n;) {
@@ -37,44 +39,67 @@ static void each_process(visit *fn, void *arg) {
         }
 }
 
+static void each_process(visit *fn, void *arg) { each_number(".", fn, arg); }
+
 uint64_t sweep_own_tag(void) {
     struct stat st;
     return stat("/proc/self/ns/uts", &st) ? 0 : (uint64_t)st.st_ino;
 }
 
-/* 0: it is gone. UINT64_MAX: we may not look. That is so for our own children until their execve, because their
- * memory still belongs to the host's user namespace, and for a program that executes a file nobody may read. */
-static uint64_t tag_of(pid_t pid) {
-    char path[40];
+static uint64_t tag_at(const char *path) {
     struct stat st;
-    snprintf(path, sizeof path, "%d/ns/uts", (int)pid);
     if (!fstatat(proc, path, &st, 0)) return (uint64_t)st.st_ino;
     return errno == EACCES || errno == EPERM ? UINT64_MAX : 0;
 }
 
-static bool read_stat(pid_t pid, char *state, pid_t *parent, unsigned long *ticks, long *pages) {
+struct thread_search { pid_t pid; uint64_t tag; };
+
+static void tag_of_thread(pid_t thread, void *arg) {
+    struct thread_search *s = arg;
+    char path[64];
+    snprintf(path, sizeof path, "%d/task/%d/ns/uts", (int)s->pid, (int)thread);
+    if (!s->tag) s->tag = tag_at(path);
+}
+
+/* 0: it is gone. UINT64_MAX: we may not look. That is so for our own children until their execve, because their
+ * memory still belongs to the host's user namespace, and for a program that executes a file nobody may read.
+ * When a process's first thread has ended it looks dead, but its other threads may run on: then they have the tag. */
+static uint64_t tag_of(pid_t pid) {
+    struct thread_search s = {pid, 0};
+    char path[40];
+    snprintf(path, sizeof path, "%d/ns/uts", (int)pid);
+    if ((s.tag = tag_at(path))) return s.tag;
+    snprintf(path, sizeof path, "%d/task", (int)pid);
+    each_number(path, tag_of_thread, &s);
+    return s.tag;
+}
+
+/* What /proc/PID/stat says. */
+struct seen { char state; pid_t parent; unsigned long ticks; long threads, pages; };
+
+static bool read_stat(pid_t pid, struct seen *p) {
     char path[40], text[1024];
     snprintf(path, sizeof path, "%d/stat", (int)pid);
     cleanup_fd int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
     if (n <= 0) return false;
     text[n] = 0;
-    char *p = strrchr(text, ')'); /* the name before it may hold anything */
+    char *rest = strrchr(text, ')'); /* the name before it may hold anything */
     unsigned long user, sys;
-    int ppid;
-    if (!p || sscanf(p + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %*d %*d %*u %*u %ld", state, &ppid, &user, &sys, pages) != 5)
+    int parent;
+    if (!rest || sscanf(rest + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %ld %*d %*u %*u %ld", &p->state, &parent, &user, &sys, &p->threads, &p->pages) != 6)
         return false;
-    *parent = ppid;
-    *ticks = user + sys;
+    p->parent = parent;
+    p->ticks = user + sys;
     return true;
 }
 
+/* A zombie with threads is a process whose first thread has ended: it runs. */
+static bool is_dead(const struct seen *p) { return p->state == 'X' || (p->state == 'Z' && p->threads <= 1); }
+
 static void notice(pid_t pid, void *arg) {
-    char state;
-    pid_t parent;
-    unsigned long ticks;
-    long pages;
-    if (pid == getpid() && read_stat(pid, &state, &parent, &ticks, &pages)) *(bool *)arg = true;
+    struct seen p;
+    if (pid == getpid() && read_stat(pid, &p)) *(bool *)arg = true;
 }
 
 /* A sweep that sees nobody looks like one that found nobody: so see ourselves before anything depends on it. */
@@ -100,13 +125,10 @@ struct family { struct kin *all; size_t n, cap; };
 
 static void note_kin(pid_t pid, void *arg) {
     struct family *f = arg;
-    char state;
-    pid_t parent;
-    unsigned long ticks;
-    long pages;
-    if (!read_stat(pid, &state, &parent, &ticks, &pages) || state == 'Z' || state == 'X') return;
+    struct seen p;
+    if (!read_stat(pid, &p) || is_dead(&p)) return;
     if (f->n == f->cap) f->all = xrealloc(f->all, (f->cap = f->cap ? f->cap * 2 : 256) * sizeof *f->all);
-    f->all[f->n++] = (struct kin){pid, parent, false};
+    f->all[f->n++] = (struct kin){pid, p.parent, false};
 }
 
 static struct kin *find_kin(const struct family *f, pid_t pid) {
@@ -119,9 +141,27 @@ static struct kin *find_kin(const struct family *f, pid_t pid) {
     return low < f->n && f->all[low].pid == pid ? &f->all[low] : NULL;
 }
 
+/* Quicker than a look at all of /proc: what hops from process to process is caught here, as each hop comes back to
+ * the shepherd. Needs CONFIG_PROC_CHILDREN; without it the search below does what it can. */
+static bool kill_children(pid_t shepherd) {
+    char path[64], text[4096];
+    snprintf(path, sizeof path, "%d/task/%d/children", (int)shepherd, (int)shepherd);
+    cleanup_fd int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
+    if (n <= 0) return false;
+    text[n] = 0;
+    for (char *p = text; *p;) {
+        pid_t pid = (pid_t)strtol(p, &p, 10);
+        if (pid > 1) kill(pid, SIGKILL);
+        while (*p == ' ') p++;
+    }
+    return true;
+}
+
 static int signal_descendants(pid_t shepherd, int signal) {
     struct family f = {0};
     int found = 0;
+    for (int i = 0; signal == SIGKILL && i < 100 && kill_children(shepherd); i++) {}
     each_process(note_kin, &f);
     for (bool more = true; more;) { /* one round, but for pids that wrapped around */
         more = false;
@@ -146,14 +186,11 @@ int sweep_signal(uint64_t tag, pid_t shepherd, int signal) {
 
 static void count(pid_t pid, void *arg) {
     struct tally *t = arg;
-    char state;
-    pid_t parent;
-    unsigned long ticks;
-    long pages;
-    if (pid == 1 || !read_stat(pid, &state, &parent, &ticks, &pages) || state == 'Z') return;
+    struct seen p;
+    if (pid == 1 || !read_stat(pid, &p) || is_dead(&p)) return;
     t->processes++;
-    t->cpu_ms += (double)ticks * 1000.0 / (double)sysconf(_SC_CLK_TCK);
-    t->rss += (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    t->cpu_ms += (double)p.ticks * 1000.0 / (double)sysconf(_SC_CLK_TCK);
+    t->rss += (uint64_t)p.pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 void sweep_count(struct tally *t) {
