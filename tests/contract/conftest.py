@@ -2,6 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 
 pytest.register_assert_rewrite("capsule.testing")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Iterator[Path]:
+    """Shared: making the first disk image takes longer than most of the tests."""
+    with _folder() as path:
+        yield path
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    with _folder() as path:
+        yield path
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Short, for Unix sockets, and open to the users that boxes run as."""
+    path = Path(tempfile.mkdtemp(prefix="cap-", dir="/tmp"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,28 +13,6 @@ from capsule.testing.harness import NewProvider
 from capsule.testing.suite import *  # noqa: F403  # the tests
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="session")
-def data_dir() -> Iterator[Path]:
-    """Shared: making the first disk image takes longer than most of the tests."""
-    with _folder() as path:
-        yield path
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with _folder() as path:
-        yield path
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """Short, for Unix sockets, and open to the users that boxes run as."""
-    path = Path(tempfile.mkdtemp(prefix="cap-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(params=[Isolation.NAMESPACES, Isolation.LANDLOCK])

@@ -15,16 +15,17 @@ TERMINAL_ENV = {**ENV, "TERM": "xterm-256color", "PS1": "$ ", "PS2": "> "}
 
 # Two processes in the foreground, each of which says what it caught.
 CATCHER = """
-import os, signal
+import os, signal, sys
 def caught(number, frame):
-    print("caught", number)
-    raise SystemExit
-signal.signal(signal.SIGINT, caught)
-child = os.fork()
-if child: print("up")
-try: signal.pause()
-finally:
+    os.write(1, b"caught %d\\n" % number)
     if child: os.wait()
+    os._exit(0)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+child = os.fork()
+signal.signal(signal.SIGINT, caught)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+if child: print("up")
+while True: signal.pause()
 """
 
 
