@@ -27,9 +27,15 @@ SANITIZE = [
     "-g",
     "-O1",
 ]
+# The kernel's own headers are needed besides the C library's.
+PROBE = """\
+#include <linux/loop.h>
+#include <stdio.h>
+int main(void) { return puts("") < 0; }
+"""
 NO_COMPILER = (
     "no C compiler that can link statically, and no ziglang package; hint: install one"
-    " (Debian, Ubuntu: apt install gcc libc6-dev), or: pip install ziglang"
+    " (Debian, Ubuntu: gcc libc6-dev; Alpine: gcc musl-dev linux-headers), or: pip install ziglang"
 )
 
 
@@ -48,7 +54,7 @@ def links(compiler: list[str], *options: str) -> bool:
     """Whether this compiler makes an executable with these options, found out by doing it."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch, "probe.c")
-        source.write_text('#include <stdio.h>\nint main(void) { return puts("") < 0; }\n')
+        source.write_text(PROBE)
         command = [*compiler, *options, str(source), "-o", str(source.with_suffix(""))]
         try:
             return subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -59,9 +65,15 @@ def links(compiler: list[str], *options: str) -> bool:
 def native_compiler() -> list[str] | None:
     """The first of $CC, cc, gcc, clang, musl-gcc that is there and can link statically."""
     named = shlex.split(os.environ.get("CC", ""))
+    # Debian's musl-gcc does not look where the kernel's headers are.
+    system = ["/usr/include", *map(str, Path("/usr/include").glob("*-linux-gnu"))]
+    headers = [word for folder in system for word in ("-idirafter", folder)]
     for candidate in [named, ["cc"], ["gcc"], ["clang"], ["musl-gcc"]]:
-        if candidate and shutil.which(candidate[0]) and links(candidate, "-static"):
-            return candidate
+        if not candidate or not shutil.which(candidate[0]):
+            continue
+        for found in (candidate, [*candidate, *headers]):
+            if links(found, "-static"):
+                return found
     return None
 
 

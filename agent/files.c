@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 
 #define CHUNK (256u << 10)
@@ -262,7 +263,7 @@ static void op_move(const struct json *r) {
     struct buf b = {0};
     path_of(r, "from", from);
     path_of(r, "to", to);
-    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, json_bool(r, "overwrite", true) ? 0 : 1 /* NOREPLACE */)) refuse(errno, "rename");
+    if (syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, json_bool(r, "overwrite", true) ? 0 : 1 /* NOREPLACE */)) refuse(errno, "rename"); /* older musl has no function for it */
     reply(&b);
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from capsule import agentbin
 from capsule.errors import NotFoundError
-from tests.support import ROOT
+from tests.support import ROOT, component_missing
 
 
 def is_static(binary: bytes) -> bool:
@@ -87,3 +88,23 @@ def test_setup_says_what_is_missing_where_there_is_no_python(tmp_path: Path) -> 
     assert ended.returncode != 0
     assert "older than 3.11" in ended.stderr
     assert not os.path.exists(tmp_path / "venv")
+
+
+@pytest.mark.slow
+def test_the_agent_builds_against_musl_too(tmp_path: Path) -> None:
+    if shutil.which("musl-gcc") is None:
+        component_missing("musl-gcc is not installed")
+    target = tmp_path / "capsule-agent"
+    built = subprocess.run(
+        [sys.executable, ROOT / "agent/build_agent.py", target],
+        env={**os.environ, "CC": "musl-gcc"},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    assert "musl-gcc" in built.stderr
+    assert is_static(target.read_bytes())
+    env = {**os.environ, "CAPSULE_AGENT": str(target)}
+    command = [sys.executable, "-c", "from capsule.cli.main import main; main()", "run", "print(3)"]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert ran.stdout == "3\n", ran.stderr
