@@ -3,6 +3,7 @@
 #include "agent.h"
 #include <linux/loop.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -27,8 +28,11 @@ static int copy_image(const char *template, const char *dir, struct fault *f) {
     return steal_fd(&to);
 }
 
-/* The returned device detaches itself when its last user is gone (AUTOCLEAR). */
-static int attach_loop(int image, char *path, size_t room, struct fault *f) {
+/* The returned device detaches itself when its last user is gone (AUTOCLEAR). "Find a free one" and "take it" are two
+ * calls: a hundred keepers at once would all find the same one, so they queue at a lock on the directory. */
+static int attach_loop(int image, const char *dir, char *path, size_t room, struct fault *f) {
+    cleanup_fd int queue = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (queue >= 0) (void)RETRY(flock(queue, LOCK_EX)); /* released with the descriptor */
     cleanup_fd int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
     if (control < 0) return fault_set(f, errno, "open loop-control"), -1;
     for (int attempt = 0; attempt < 64; attempt++) {
@@ -80,7 +84,7 @@ bool disk_mount(struct fault *f) {
     if (!template || !dir) return fault_set(f, EINVAL, "launch: disk.template or disk.dir is missing");
     cleanup_fd int image = copy_image(template, dir, f);
     if (image < 0) return false;
-    cleanup_fd int loop = attach_loop(image, device, sizeof device, f);
+    cleanup_fd int loop = attach_loop(image, dir, device, sizeof device, f);
     if (loop < 0) return false;
     if (mount(device, disk_point(point, sizeof point), "ext4", MS_NOSUID | MS_NODEV, "noinit_itable,nobarrier,errors=continue"))
         return fault_set(f, errno, "mount disk");
