@@ -85,7 +85,8 @@ static bool set_limits(struct fault *f) {
     for (const struct json *c = cpus ? cpus->child : NULL; c; c = c->next, n++)
         if (c->num >= 0 && c->num < CPU_SETSIZE) CPU_SET((size_t)c->num, &set);
     if (n && sched_setaffinity(0, sizeof set, &set)) return fault_set(f, errno, "cpu affinity");
-    return limit(RLIMIT_NOFILE, "nofile", f) && limit(RLIMIT_CORE, "core", f) && limit(RLIMIT_FSIZE, "fsize", f) && limit(RLIMIT_DATA, "data", f);
+    return limit(RLIMIT_NOFILE, "nofile", f) && limit(RLIMIT_CORE, "core", f) && limit(RLIMIT_FSIZE, "fsize", f) && limit(RLIMIT_DATA, "data", f) &&
+           limit(RLIMIT_SIGPENDING, "sigpending", f) && limit(RLIMIT_MSGQUEUE, "msgqueue", f) && limit(RLIMIT_MEMLOCK, "memlock", f);
 }
 
 static bool become_user(struct fault *f) {

@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -230,6 +231,20 @@ static void loop(void) {
     }
 }
 
+/* What is counted per user namespace, and so cannot be had by way of rlimits. Behind seccomp: no further namespaces;
+ * UTS and cgroup ones are made per exec. In front of the user who runs a server without root: inotify. */
+static void limit_namespace(int proc_fd) {
+    static const struct { const char *name, *value; } limits[] = {
+        {"max_inotify_instances", "32"}, {"max_inotify_watches", "16384"}, {"max_fanotify_groups", "0"}, {"max_user_namespaces", "0"},
+        {"max_pid_namespaces", "0"}, {"max_mnt_namespaces", "0"}, {"max_net_namespaces", "0"}, {"max_ipc_namespaces", "0"}, {"max_time_namespaces", "0"}};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "sys/user/%s", limits[i].name);
+        cleanup_fd int fd = openat(proc_fd, path, O_WRONLY | O_CLOEXEC);
+        if (fd >= 0) (void)!write(fd, limits[i].value, strlen(limits[i].value)); /* a kernel without it has no such thing to limit */
+    }
+}
+
 static bool enter(int *disk_fd, struct fault *f) {
     int proc_fd = -1;
     if (!box.namespaces) {
@@ -240,6 +255,7 @@ static bool enter(int *disk_fd, struct fault *f) {
     if (box.user_mode == USER_RANGE && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return fault_set(f, errno, "become root of the box");
     if (!rootfs_enter(disk_fd, &proc_fd, f)) return false;
     sweep_open(proc_fd);
+    if (proc_fd >= 0) limit_namespace(proc_fd);
     return landlock_apply(f) && (sweep_works() || fault_set(f, EACCES, "see processes"));
 }
 

@@ -2,6 +2,7 @@
 #include "agent.h"
 #include "keeper.h"
 #include <linux/sched.h>
+#include <linux/securebits.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -49,13 +50,23 @@ static void set_oom_score(const char *score) {
     if (fd >= 0) (void)!write(fd, score, strlen(score));
 }
 
+/* What a user namespace holds of inotify instances, queued signals, timers and message queues counts against whoever made
+ * it, too. So each box's is made by the box's own user: otherwise one box could use up what root has, and all boxes share. */
+static void act_as(uid_t uid, unsigned long securebits) {
+    prctl(PR_SET_SECUREBITS, securebits, 0, 0, 0);
+    if (seteuid(uid)) {} /* without it the box still starts; only that counter is shared */
+}
+
 static pid_t start_init(int ctl, struct fault *f) {
     unsigned long flags = SIGCHLD;
+    bool ranged = box.namespaces && box.user_mode == USER_RANGE;
+    if (ranged) act_as(box.uid_base, SECBIT_NO_SETUID_FIXUP); /* keeping our capabilities */
     set_oom_score("500"); /* inherited by the box: when the host runs out of memory, a box goes before the host's own */
     if (box.namespaces) flags |= CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
     pid_t pid = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
     if (!pid) init_main(ctl);
     if (pid < 0) fault_set(f, errno, "clone");
+    if (ranged) act_as(0, 0);
     set_oom_score("0");
     return pid;
 }

@@ -33,6 +33,10 @@ MASKED = (
 
 READ_ONLY = ("bus", "fs", "irq", "sys")
 
+# Counted per user, and where users nest also for whoever made the namespace: little of each, so
+# that one box leaves the others and the host theirs. Queued signals are also what timers need.
+PER_USER = {"sigpending": 1024, "msgqueue": 256 * 1024, "memlock": MIB}
+
 # Inside, the mounts already decide; Landlock stands behind them should one of them be wrong.
 LANDLOCK_INSIDE = (
     ("/", "rx"),
@@ -163,7 +167,7 @@ def charged_memory(limits: Limits, backing: str) -> int:
 
 
 def rlimits(level: Isolation, limits: Limits, facts: Facts, backing: str) -> dict[str, int]:
-    values = {"nofile": limits.open_files, "core": 0, "fsize": limits.disk}
+    values = {"nofile": limits.open_files, "core": 0, "fsize": limits.disk, **PER_USER}
     if level is Isolation.NAMESPACES or facts.uid_ranges:
         # Where the box has one uid for everything, its pid 1 is counted as well.
         values["nproc"] = limits.processes + (0 if facts.uid_ranges else 1)
