@@ -1,0 +1,84 @@
+"""The real command in processes of its own, on pipes and on a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule_sdk import Capsule, CapsuleClient
+from tests.support.servers import CAPSULE, RealServer, clean_env
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cli:
+    env: dict[str, str]
+    cwd: Path
+
+    def __call__(self, *args: str | Path, input: str | None = None, **env: str) -> Outcome:
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL} if input is None else {}
+        done = subprocess.run(
+            [*CAPSULE, *map(str, args)],
+            env={**self.env, **env},
+            cwd=self.cwd,
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            **options,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    def popen(self, *args: str | Path, **options: Any) -> subprocess.Popen[str]:
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options}
+        command = [*CAPSULE, *map(str, args)]
+        return subprocess.Popen(command, env=self.env, cwd=self.cwd, text=True, **options)
+
+    @property
+    def runs(self) -> Path:
+        """Where `capsule run` keeps what belongs to one run."""
+        return Path(self.env["CAPSULE_RUN_DIR"]) / "runs"
+
+    def leftovers(self) -> list[str]:
+        return [path.name for path in self.runs.iterdir()] if self.runs.is_dir() else []
+
+
+@pytest.fixture(scope="session")
+def cli_base(agent_binary: Path) -> Iterator[Path]:
+    """Shared by the session: what is made once and reused takes a moment to make."""
+    base = Path(tempfile.mkdtemp(prefix="cc-", dir="/tmp"))
+    base.chmod(0o755)
+    yield base
+    shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def cli(cli_base: Path, tmp_path: Path) -> Cli:
+    """`capsule` without a server, in an empty folder."""
+    dirs = {"CAPSULE_DATA_DIR": str(cli_base / "data"), "CAPSULE_RUN_DIR": str(cli_base / "run")}
+    return Cli(clean_env(**dirs), tmp_path)
+
+
+@pytest.fixture
+def remote(server: RealServer, tmp_path: Path) -> Cli:
+    """`capsule` with a server to talk to."""
+    return Cli(clean_env(CAPSULE_URL=server.url), tmp_path)
+
+
+@pytest.fixture
+def capsule(server: RealServer) -> Iterator[Capsule]:
+    with CapsuleClient(server.url) as client, client.create("python") as made:
+        yield made
