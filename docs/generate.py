@@ -5,6 +5,7 @@ The prose is in parts/ and words.yaml; names, types, defaults and statuses come 
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -20,8 +21,8 @@ from msgspec import inspect
 from capsule import errors
 from capsule.cli.app import app as cli
 from capsule.config import settings
-from capsule.edge import rest, rest_files
 from capsule.edge.methods import build_methods
+from capsule.edge.site import build_web
 
 DOCS = Path(__file__).parent
 WORDS: dict[str, dict[str, str]] = yaml.safe_load((DOCS / "words.yaml").read_text("utf-8"))
@@ -222,21 +223,21 @@ def plain(text: str) -> str:
 
 
 def rest_routes() -> Iterator[str]:
-    """Read off an OpenAPI description, as clients see it."""
-    nothing = cast(Any, Nobody())
-    shell = FastAPI()
-    for router in (
-        rest.sandbox_routes(nothing, set()),
-        rest.exec_routes(nothing, set()),
-        rest_files.file_routes(nothing, nothing, set()),
-        rest.server_routes(nothing, set(), "0"),
-    ):
-        shell.include_router(router)
-    for path, operations in shell.openapi()["paths"].items():
+    """Read off the OpenAPI description, as clients see it."""
+    for path, operations in openapi()["paths"].items():
         for verb, operation in operations.items():
             yield f"\n### `{verb.upper()} {path}`\n\n{plain(operation['description'])}\n"
             yield from query(operation)
             yield from bodies(operation)
+
+
+def site() -> FastAPI:
+    nothing = cast(Any, Nobody())
+    return build_web(nothing, nothing, "1")
+
+
+def openapi() -> dict[str, Any]:
+    return site().openapi()
 
 
 def query(operation: Any) -> Iterator[str]:
@@ -292,20 +293,28 @@ def render(name: str) -> str:
     return NOTICE + intro + "\n" + "\n".join(PAGES[name]()).strip() + "\n"
 
 
-def stale() -> list[str]:
+def files() -> dict[Path, str]:
+    """Everything that is generated: the pages, and the description that clients are made from."""
+    made = {DOCS / f"{name}.md": render(name) for name in PAGES}
+    description = json.dumps(openapi(), indent=1, ensure_ascii=False, sort_keys=True)
+    return {**made, DOCS.parent / "spec" / "openapi.json": description + "\n"}
+
+
+def stale() -> dict[Path, str]:
     def current(path: Path) -> str:
         return path.read_text("utf-8") if path.exists() else ""
 
-    return [name for name in PAGES if current(DOCS / f"{name}.md") != render(name)]
+    return {path: content for path, content in files().items() if current(path) != content}
 
 
 def main() -> None:
-    names = stale()
+    changed = stale()
     if "--check" in sys.argv:
-        sys.exit(f"stale: {', '.join(names)}; run `make docs`" if names else 0)
-    for name in names:
-        (DOCS / f"{name}.md").write_text(render(name), encoding="utf-8")
-        print(f"wrote docs/{name}.md")
+        names = ", ".join(path.name for path in changed)
+        sys.exit(f"stale: {names}; run `make docs`" if names else 0)
+    for path, content in changed.items():
+        path.write_text(content, encoding="utf-8")
+        print(f"wrote {path.relative_to(DOCS.parent)}")
 
 
 if __name__ == "__main__":

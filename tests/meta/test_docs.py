@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from starlette.routing import WebSocketRoute
 
 from capsule.config import settings
 from capsule.errors import ALL_ERRORS
@@ -39,7 +40,7 @@ def generate() -> ModuleType:
 
 
 def test_generated_pages_are_current(generate: ModuleType) -> None:
-    assert generate.stale() == [], "run `make docs`"
+    assert [path.name for path in generate.stale()] == [], "run `make docs`"
 
 
 def test_every_setting_has_a_heading() -> None:
@@ -53,6 +54,15 @@ def test_every_error_code_has_a_heading() -> None:
 def test_every_rpc_method_has_a_heading(generate: ModuleType) -> None:
     methods = generate.build_methods(generate.Nobody(), generate.Nobody())
     assert headings("rpc") == set(methods)
+
+
+def test_every_served_route_is_in_the_documents(generate: ModuleType) -> None:
+    """Also the WebSockets, of which OpenAPI knows nothing."""
+    sockets = [r.path for r in generate.site().routes if isinstance(r, WebSocketRoute)]
+    assert len(sockets) >= 3
+    written = text("rest") + text("terminal")
+    for path in [*sockets, *generate.openapi()["paths"]]:
+        assert path in written
 
 
 def test_every_cli_command_has_a_heading() -> None:
