@@ -11,7 +11,6 @@ from capsule.errors import (
     CapsuleError,
     ConflictError,
     InvalidError,
-    NotFoundError,
     UnavailableError,
 )
 from capsule.link.collect import Collected
@@ -61,7 +60,7 @@ class Execs:
         await _write_code(link, job)
         try:
             return await link.collect(job.request, input=job.stdin)
-        except NotFoundError as error:
+        except CapsuleError as error:
             if not await self._directory_lost(entry, job, error):
                 raise
             return await link.collect(job.request, input=job.stdin)
@@ -82,8 +81,8 @@ class Execs:
             await self._once.release(entry, call)
             raise
 
-    async def _directory_lost(self, entry: Entry, job: Job, error: NotFoundError) -> bool:
-        """The session's directory was removed since: go on in the workspace."""
+    async def _directory_lost(self, entry: Entry, job: Job, error: CapsuleError) -> bool:
+        """The session's directory cannot be entered any more: go on in the workspace."""
         if not job.cwd_is_carried or error.details.get("stage") != "chdir" or job.session is None:
             return False
         await self._sessions.forget_cwd(entry, job.session)
@@ -141,7 +140,7 @@ class Execs:
     async def _exec(self, entry: Entry, link: AgentLink, job: Job) -> ExecStream:
         try:
             return await link.exec(job.request)
-        except NotFoundError as error:
+        except CapsuleError as error:
             if not await self._directory_lost(entry, job, error):
                 raise
             return await link.exec(job.request)

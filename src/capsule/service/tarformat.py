@@ -40,7 +40,7 @@ def parse_header(block: bytes) -> Header | None:
     """None: a block of zeros, which ends the archive."""
     if block.count(0) == BLOCK:
         return None
-    if len(block) != BLOCK or _number(block[148:156], "checksum") not in _checksums(block):
+    if not _is_header(block):
         raise InvalidError("archive: a header's checksum is wrong; this is not a tar archive")
     name = _text(block[0:100])
     if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):
@@ -125,11 +125,15 @@ def _record(key: bytes, value: bytes) -> bytes:
     return b"%d %s=%s\n" % (length, key, value)
 
 
-def _checksums(block: bytes) -> tuple[int, int]:
-    """As it should be, and as some old programs reckoned, with signed bytes."""
+def _is_header(block: bytes) -> bool:
+    """Its checksum is right, or as some old programs reckoned it, with signed bytes."""
     rest = block[:148] + b" " * 8 + block[156:]
     unsigned = sum(rest)
-    return unsigned, unsigned - 256 * sum(byte > 127 for byte in rest)
+    try:
+        stated = _number(block[148:156], "checksum")
+    except InvalidError:
+        return False
+    return stated in (unsigned, unsigned - 256 * sum(byte > 127 for byte in rest))
 
 
 def _number(field: bytes, what: str) -> int:

@@ -1,0 +1,104 @@
+"""What programs report for their session: hostile bytes in, variables out or nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsule.service.carry import MAX_MESSAGE, Session, parse, update, wrap
+
+NAMES = st.text(st.characters(blacklist_characters="\0=", blacklist_categories=("Cs",)), min_size=1)
+VALUES = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)))
+OWN = {"_", "SHLVL", "PWD", "OLDPWD"}
+
+
+def message(cwd: str, env: dict[str, str]) -> bytes:
+    variables = "".join(f"{name}={value}\0" for name, value in env.items())
+    return f"capsule1\0{cwd}\0{variables}\0".encode()
+
+
+@given(st.binary(max_size=2000))
+def test_no_bytes_break_it(data: bytes) -> None:
+    parse(data)
+    parse(b"capsule1\0" + data)
+    parse(b"capsule1\0" + data + b"\0\0")
+
+
+@given(st.dictionaries(NAMES, VALUES))
+def test_an_environment_comes_back_as_it_was(env: dict[str, str]) -> None:
+    found = parse(message("/a b/ü", env))
+    assert found is not None
+    assert found.cwd == "/a b/ü"
+    assert found.env == {name: value for name, value in env.items() if name not in OWN}
+
+
+@given(st.dictionaries(NAMES, VALUES), st.dictionaries(NAMES, VALUES))
+def test_the_next_call_starts_with_what_the_last_one_left(
+    before: dict[str, str], after: dict[str, str]
+) -> None:
+    found = parse(message("/tmp", after))
+    assert found is not None
+    session = update(Session(), before, found)
+    left = {name: value for name, value in after.items() if name not in OWN}
+    kept = {name: value for name, value in before.items() if name in OWN}
+    assert session.apply(before) == {**left, **kept}
+
+
+def test_the_last_of_several_reports_counts() -> None:
+    found = parse(message("/first", {"A": "1"}) + message("/second", {"A": "2"}))
+    assert found == ({"A": "2"}, "/second")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"capsule1\0/tmp\0A=1\0",  # cut off
+        b"capsule2\0/tmp\0\0",
+        b"x" + b"capsule1\0/tmp\0\0",
+        b"capsule1\0/tmp\0" + b"A=1\0" * 2000 + b"\0",
+        b"capsule1\0/tmp\0A=" + b"x" * MAX_MESSAGE + b"\0\0",
+    ],
+)
+def test_malformed_reports_are_dropped_as_a_whole(data: bytes) -> None:
+    assert parse(data) is None
+
+
+def test_entries_that_are_no_variables_are_left_out() -> None:
+    found = parse(b"capsule1\0relative\0=x\0nothing\0A=\xff\0B=2\0_=x\0\0")
+    assert found == ({"B": "2"}, None)
+
+
+def test_too_much_leaves_the_session_as_it_was() -> None:
+    session = Session({"A": "1"})
+    found = parse(message("/", {"BIG": "x" * 140_000}))
+    assert found is not None
+    assert update(session, {}, found) is session
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("bash", "-c", "true"),
+        ("/bin/sh", "-ec", "true", "name", "arg"),
+        ("bash", "--norc", "-c", "true"),
+        ("python3", "-c", "1"),
+        ("/usr/bin/python3.11", "-u", "-c", "1", "arg"),
+        ("node", "-e", "1"),
+    ],
+)
+def test_interpreters_with_code_report(argv: tuple[str, ...]) -> None:
+    wrapped = wrap(argv)
+    assert wrapped is not None
+    assert wrapped[0] == argv[0]
+    assert any("capsule1" in word for word in wrapped)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("ls", "-c", "x"), ("bash",), ("bash", "-c"), ("bash", "x.sh", "-c"), ("python3", "-m", "x"),
+     ("bash", "x.sh", "-c", "y"), ("env", "bash", "-c", "x"), ("python3-config", "-c", "x")],
+)  # fmt: skip
+def test_other_programs_are_left_alone(argv: tuple[str, ...]) -> None:
+    assert wrap(argv) is None

@@ -1,0 +1,288 @@
+"""What a server finds when it starts, and boxes that die behind its back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from capsule.errors import CapsuleError, ConflictError, GoneError, UnavailableError
+from capsule.model import SandboxId, State
+from capsule.service import CreateRequest, ExecCall, RunCall
+from capsule.service.store import SqliteStore
+from tests.support import eventually
+from tests.unit.service_double import Bench, FakeProvider, TurnedClock, World, bench
+
+TRUE = ExecCall(("true",))
+
+
+async def rows(folder: Path) -> dict[str, State]:
+    store = SqliteStore(folder / "d" / "capsule.db")
+    await store.open()
+    try:
+        return {record.id: record.state for record in await store.load()}
+    finally:
+        await store.aclose()
+
+
+async def record_as(folder: Path, id: str, state: State) -> None:
+    """What a server that was killed in the middle of something left behind."""
+    from dataclasses import replace
+
+    store = SqliteStore(folder / "d" / "capsule.db")
+    await store.open()
+    (record,) = [r for r in await store.load() if r.id == id]
+    await store.save(replace(record, state=state))
+    await store.aclose()
+
+
+async def test_running_sandboxes_are_adopted(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest(metadata={"a": "1"}, env={"X": "y"}))
+        left = await b.service.start(made.id, ExecCall(("wait",)))
+        await left.aclose()
+    async with bench(tmp_path, world=b.world) as b:
+        assert b.service.get(made.id) == made
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+        again = await b.service.attach(made.id, left.exec_id)
+        b.world.agents[made.id].execs[left.exec_id].end(4)
+        assert [item async for item in again] == []
+        assert again.exit is not None
+        assert again.exit.exit_code == 4
+
+
+@pytest.mark.parametrize("state", [State.CREATING, State.STOPPING])
+async def test_half_made_and_half_removed_ones_are_gone(tmp_path: Path, state: State) -> None:
+    request = CreateRequest(idempotency_key="k")
+    async with bench(tmp_path) as b:
+        made = await b.service.create(request)
+    await record_as(tmp_path, made.id, state)
+    async with bench(tmp_path, world=b.world) as b:
+        assert b.world.agents == {}
+        assert b.service.list() == []
+        if state is State.CREATING:  # nobody was told of it, so the retry makes the one
+            assert (await b.service.create(request)).id != made.id
+        else:
+            with pytest.raises(GoneError):
+                await b.service.create(request)
+
+
+async def test_a_row_without_a_box_and_a_box_without_a_row_go(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        lost = await b.service.create(CreateRequest())
+        kept = await b.service.create(CreateRequest())
+    b.world.remove(lost.id)
+    b.world.add("orphan")
+    async with bench(tmp_path, world=b.world) as b:
+        assert [s.id for s in b.service.list()] == [kept.id]
+        assert list(b.world.agents) == [kept.id]
+        with pytest.raises(GoneError, match="its box was gone"):
+            b.service.get(lost.id)
+    assert await rows(tmp_path) == {kept.id: State.RUNNING}
+
+
+async def test_orphans_are_swept_while_the_server_runs(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        b.world.add("orphan")
+        await b.service.reaper.tidy()
+        assert list(b.world.agents) == [made.id]
+
+
+async def test_a_box_being_made_is_no_orphan(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        go = asyncio.Event()
+
+        async def hold(_: SandboxId) -> None:
+            await go.wait()
+
+        b.provider.after_launch = hold
+        create = asyncio.create_task(b.service.create(CreateRequest()))
+        await eventually(lambda: b.world.agents, what="box made")
+        await b.service.reaper.tidy()
+        go.set()
+        made = await create
+        await b.service.exec(made.id, TRUE)
+
+
+async def test_a_provider_that_is_down_at_the_start_is_asked_again(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+
+    async def down(_: SandboxId) -> None:
+        raise UnavailableError("the engine is down")
+
+    provider = FakeProvider(b.world)
+    provider.before_adopt = down
+    async with bench(tmp_path, world=b.world, provider=provider) as b:
+        with pytest.raises(UnavailableError, match="not been reached"):
+            await b.service.exec(made.id, TRUE)
+        assert b.world.agents, "not being able to say is no reason to remove it"
+
+        async def up(_: SandboxId) -> None:
+            pass
+
+        provider.before_adopt = up
+        b.clock.pass_time(5)
+        await b.service._pulse.round()
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+
+
+async def test_a_dead_box_fails_with_a_reason_and_can_be_deleted(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        b.world.kill(made.id)
+        b.clock.pass_time(4)
+        await b.service._pulse.round()
+        failed = b.service.get(made.id)
+        assert failed.state is State.FAILED
+        assert "gone" in failed.reason
+        for use in (b.service.exec(made.id, TRUE), b.service.run(made.id, RunCall("1"))):
+            with pytest.raises(GoneError, match="failed: its box is gone"):
+                await use
+        await eventually(lambda: not b.world.agents, what="its remains are cleared away")
+        await b.service.delete(made.id)
+        assert b.service.list() == []
+    assert await rows(tmp_path) == {}
+
+
+async def test_the_pulse_finds_a_dead_box_by_itself(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        b.world.kill(made.id)
+        b.clock.pass_time(4)
+        await eventually(
+            lambda: b.service.get(made.id).state is State.FAILED, what="failed", within=5
+        )
+
+
+async def test_an_exec_in_a_dying_box_has_no_result(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        call = asyncio.create_task(b.service.exec(made.id, ExecCall(("wait",))))
+        await eventually(lambda: b.world.agents[made.id].execs, what="runs")
+        b.world.kill(made.id)
+        with pytest.raises(UnavailableError, match="died during the call"):
+            await call
+        assert b.service.get(made.id).state is State.FAILED
+
+
+async def test_trouble_of_our_own_fails_no_sandbox(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        agent = b.world.agents[made.id]
+
+        async def cannot_say(_: SandboxId) -> None:
+            raise UnavailableError("no file descriptors left")
+
+        b.provider.before_adopt = cannot_say
+        agent.alive = False
+        b.clock.pass_time(4)
+        await b.service._pulse.round()
+        assert b.service.get(made.id).state is State.RUNNING
+        agent.alive = True
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+
+
+async def test_a_failed_sandbox_stays_failed_after_a_restart(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        b.world.kill(made.id)
+        b.clock.pass_time(4)
+        await b.service._pulse.round()
+        await eventually(lambda: not b.world.agents, what="cleared away")
+    async with bench(tmp_path, world=b.world) as b:
+        assert b.service.get(made.id).state is State.FAILED
+        await b.service.delete(made.id)
+
+
+async def test_failed_sandboxes_take_no_capacity(tmp_path: Path) -> None:
+    async with bench(tmp_path, max_sandboxes=1) as b:
+        made = await b.service.create(CreateRequest())
+        b.world.kill(made.id)
+        b.clock.pass_time(4)
+        await b.service._pulse.round()
+        await b.service.create(CreateRequest())
+
+
+async def test_a_second_server_on_the_same_directories_is_refused(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        with pytest.raises(ConflictError, match="another server uses"):
+            async with bench(tmp_path, world=b.world):
+                pass
+        await b.service.exec(made.id, TRUE)
+    async with bench(tmp_path, world=b.world) as b:
+        assert b.service.list()
+
+
+async def crash_at_every_step(folder: Path, act: str) -> None:
+    """Stop the loop of a server in the middle of `act`, as kill -9 does: no finally, no cleanup."""
+    for steps in range(0, 40):
+        home, world = folder / str(steps), World()
+        home.mkdir()
+        victim = await _crashed(home, world, act, steps)
+        async with bench(home, world=world) as b:
+            await _consistent(b, victim)
+
+
+async def _crashed(home: Path, world: World, act: str, steps: int) -> str | None:
+    """Run `act` for some steps on a service that is then forgotten, its lock released."""
+    context = bench(home, world=world, clock=TurnedClock())
+    b = await context.__aenter__()
+    made = await b.service.create(CreateRequest()) if act != "create" else None
+    work = asyncio.create_task(_act(b, act, made.id if made else ""))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    # What a killed process can no longer do: nobody's finally may touch the world or the store.
+    store, provider = b.service._store, b.provider
+    assert isinstance(store, SqliteStore)
+    frozen = {"agents": dict(world.agents), "connections": dict(world.connections)}
+    db, store._db = store._db, None
+    assert db is not None
+    db.close()
+    provider.world = World()
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    await b.service._opened.aclose()
+    world.agents, world.connections = frozen["agents"], frozen["connections"]  # type: ignore[assignment]
+    return made.id if made else None
+
+
+async def _act(b: Bench, act: str, id: str) -> None:
+    async def steps(_: SandboxId) -> None:
+        for _step in range(4):
+            await asyncio.sleep(0)
+
+    b.provider.before_launch = b.provider.after_launch = b.provider.before_destroy = steps
+    if act == "create":
+        await b.service.create(CreateRequest(idempotency_key="k"))
+    elif act == "delete":
+        await b.service.delete(id)
+    else:
+        await b.service.exec(id, ExecCall(("true",), idempotency_key="k"))
+
+
+async def _consistent(b: Bench, victim: str | None) -> None:
+    listed = {s.id for s in b.service.list()}
+    assert listed == set(b.world.agents), "no box without a row, no row without a box"
+    for id in listed:
+        await b.service.exec(id, TRUE)
+    if victim is None:
+        before = len(listed)
+        made = await b.service.create(CreateRequest(idempotency_key="k"))
+        assert len(b.service.list()) == 1, "a retry makes no second sandbox"
+        assert before == 0 or made.id in listed
+    elif victim in listed:
+        try:
+            result = await b.service.exec(victim, ExecCall(("true",), idempotency_key="k"))
+            assert result.exit.exit_code == 0
+        except CapsuleError as error:
+            assert error.details.get("lost")
+        assert b.world.agents[SandboxId(victim)].runs[("true",)] <= 2
+
+
+@pytest.mark.parametrize("act", ["create", "delete", "exec"])
+async def test_a_server_killed_anywhere_leaves_a_consistent_world(tmp_path: Path, act: str) -> None:
+    await crash_at_every_step(tmp_path, act)

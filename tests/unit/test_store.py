@@ -1,0 +1,249 @@
+"""The records: what goes in comes out, and trouble with the database is an error, never a hang."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from capsule.catalog import load_catalog
+from capsule.errors import ConflictError, NoSpaceError, UnavailableError
+from capsule.model import Isolation, Limits, SandboxId, State, Unenforced
+from capsule.service.carry import Session
+from capsule.service.entry import Record
+from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore
+from tests.support import ROOT
+
+
+PYTHON = load_catalog(None)["python"]
+
+
+def record(id: str = "a", **fields: object) -> Record:
+    made = Record(
+        id=SandboxId(id),
+        state=State.CREATING,
+        template=PYTHON,
+        provider="local",
+        limits=Limits(memory=1 << 30),
+        env={"A": "ü"},
+        metadata={"user": "ann"},
+        ttl=600.0,
+        idle_timeout=0.0,
+        created=1000.5,
+        expires=1600.5,
+        deadline=77.0,
+        boot="b",
+    )
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+@pytest_asyncio.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    made = SqliteStore(tmp_path / "capsule.db")
+    await made.open()
+    yield made
+    await made.aclose()
+
+
+async def reopened(store: SqliteStore) -> SqliteStore:
+    await store.aclose()
+    again = SqliteStore(store._path)
+    await again.open()
+    return again
+
+
+async def test_records_survive(store: SqliteStore) -> None:
+    first = record("a")
+    second = record(
+        "b",
+        created=2000.0,
+        state=State.RUNNING,
+        handle={"dir": "/x", "n": [1, 2]},
+        isolation=Isolation.LANDLOCK,
+        unenforced=(Unenforced("disk", "why", "fix"),),
+        key="k",
+        reason="r",
+    )
+    await store.save(second)
+    await store.save(first)
+    again = await reopened(store)
+    found = await again.load()
+    assert found == [first, second]
+    assert dict(found[0].template.languages) == dict(first.template.languages)
+    await again.aclose()
+
+
+async def test_saving_again_replaces_and_removing_takes_all_of_it(store: SqliteStore) -> None:
+    await store.save(record("a"))
+    await store.save(record("a", state=State.RUNNING))
+    await store.save_session(SandboxId("a"), "s", Session({"A": "1"}, ("B",), "/tmp"))
+    await store.claim(Claim("a", "k", "f", "e1", 1.0))
+    assert [r.state for r in await store.load()] == [State.RUNNING]
+    assert await store.sessions(SandboxId("a")) == {"s": Session({"A": "1"}, ("B",), "/tmp")}
+    await store.remove(SandboxId("a"))
+    assert await store.load() == []
+    assert await store.sessions(SandboxId("a")) == {}
+    assert await store.find("a", "k") is None
+
+
+async def test_the_first_claim_holds(store: SqliteStore) -> None:
+    first = Claim("a", "k", "f", "e1", 1.0)
+    assert await store.claim(first) is first
+    assert await store.claim(Claim("a", "k", "other", "e2", 2.0)) == first
+    other = Claim("b", "k", "f", "e3", 1.0)
+    assert await store.claim(other) is other
+    await store.release("a", "k")
+    assert await store.find("a", "k") is None
+
+
+async def test_a_record_and_its_claim_come_together_or_not_at_all(store: SqliteStore) -> None:
+    await store.save(record("a"), Claim(CREATE, "k", "f", "a", 1.0))
+    with pytest.raises(UnavailableError):
+        await store.save(record("b"), Claim(CREATE, "k", "f", "b", 1.0))
+    assert [r.id for r in await store.load()] == ["a"]
+
+
+async def test_claims_of_creates_are_kept_a_day_and_as_long_as_the_sandbox(
+    store: SqliteStore,
+) -> None:
+    await store.save(record("lives"), Claim(CREATE, "old-alive", "f", "lives", 0.0))
+    await store.claim(Claim(CREATE, "old-gone", "f", "gone", 0.0))
+    await store.claim(Claim(CREATE, "new-gone", "f", "gone", 100.0))
+    await store.maintain(KEEP_CLAIMS + 50.0)
+    kept = [k for k in ("old-alive", "old-gone", "new-gone") if await store.find(CREATE, k)]
+    assert kept == ["old-alive", "new-gone"]
+
+
+async def test_claims_of_execs_are_bounded(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsule.service.store.MAX_CLAIMS", 3)
+    for n in range(5):
+        await store.claim(Claim("a", f"k{n}", "f", "e", float(n)))
+    await store.maintain(10.0)
+    assert [n for n in range(5) if await store.find("a", f"k{n}")] == [2, 3, 4]
+
+
+async def test_a_locked_database_is_unavailable_soon_and_the_loop_goes_on(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsule.service.store.PATIENCE", 0.3)
+    other = sqlite3.connect(store._path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    worst = 0.0
+
+    async def watch_lag() -> None:
+        nonlocal worst
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            worst = max(worst, time.monotonic() - before)
+
+    watcher = asyncio.create_task(watch_lag())
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="locked"):
+        await store.save(record("a"))
+    assert time.monotonic() - began < 2.0
+    watcher.cancel()
+    assert worst < 0.1
+    other.execute("ROLLBACK")
+    other.close()
+    await store.save(record("a"))
+
+
+async def test_a_lock_that_passes_is_waited_for(store: SqliteStore) -> None:
+    other = sqlite3.connect(store._path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    saving = asyncio.create_task(store.save(record("a")))
+    await asyncio.sleep(0)
+    assert not saving.done()
+    other.execute("ROLLBACK")
+    other.close()
+    await saving
+
+
+async def test_a_full_disk_is_no_space_and_passes(store: SqliteStore) -> None:
+    assert store._db is not None
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    big = record("big", env={str(n): "x" * 1000 for n in range(200)})
+    for change in (store.save(big), store.save(big, Claim(CREATE, "k", "f", "big", 1.0))):
+        with pytest.raises(NoSpaceError, match="no space left"):
+            await change
+    assert await store.find(CREATE, "k") is None
+    await store.save(record("small"))
+    store._db.execute("PRAGMA max_page_count = 100000")
+    await store.save(big)
+    assert len(await store.load()) == 2
+
+
+async def test_maintenance_keeps_the_log_small(store: SqliteStore) -> None:
+    for n in range(200):
+        await store.save(record(str(n)))
+    await store.maintain(0.0)
+    log = store._path.with_name("capsule.db-wal")
+    size = log.stat().st_size
+    for n in range(100):
+        await store.save(record(str(n)))
+    assert log.stat().st_size <= size, "it is written from its beginning again"
+
+
+_WRITER = """
+import asyncio, sys
+from pathlib import Path
+from tests.unit.test_store import record
+from capsule.service.store import SqliteStore
+
+async def main():
+    store = SqliteStore(Path(sys.argv[1]))
+    await store.open()
+    for n in range(50):
+        await store.save(record(str(n)))
+    print("saved", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_writer_loses_nothing_it_was_told_is_saved(tmp_path: Path) -> None:
+    """The log is not synced, and need not be: what the kernel has survives a kill -9."""
+    path = tmp_path / "capsule.db"
+    writer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _WRITER, str(path), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert writer.stdout is not None
+    assert await writer.stdout.readline() == b"saved\n"
+    writer.kill()
+    await writer.wait()
+    store = SqliteStore(path)
+    await store.open()
+    assert len(await store.load()) == 50
+    await store.aclose()
+
+
+async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "capsule.db"
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(ConflictError, match="format 99"):
+        await SqliteStore(path).open()
+
+
+async def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "capsule.db"
+    path.write_bytes(b"this is no database, whatever its name says" * 100)
+    with pytest.raises(UnavailableError, match="is damaged"):
+        await SqliteStore(path).open()
+
+
+async def test_records_are_private(store: SqliteStore) -> None:
+    assert store._path.stat().st_mode & 0o077 == 0
