@@ -150,7 +150,7 @@ def type_name(info: Any) -> str:
         case inspect.BoolType():
             return "boolean"
         case inspect.LiteralType(values=values):
-            return " or ".join(f'`"{value}"`' for value in sorted(values))
+            return " or ".join(f'`"{value}"`' for value in sorted(map(str, values)))
         case inspect.BytesType():
             return "base64"
         case inspect.DateTimeType():
