@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import httpx
+import msgspec
 import pytest
 
 from capsule.config import Config
@@ -32,7 +33,11 @@ async def box(api: Api) -> AsyncIterator[str]:
 
 
 @pytest.fixture(scope="session")
-def api_methods() -> list[str]:
-    """The names of all JSON-RPC methods."""
+def api_params() -> dict[str, list[str]]:
+    """The names of all JSON-RPC methods, and of their params."""
     config, service = Config(), cast(Service, ServiceDouble())
-    return sorted(build_methods(Verbs(config, service, Gate()), FileVerbs(config, service)))
+    methods = build_methods(Verbs(config, service, Gate()), FileVerbs(config, service))
+    return {
+        name: [field.encode_name for field in msgspec.structs.fields(method.params)]
+        for name, method in methods.items()
+    }

@@ -80,7 +80,14 @@ async def test_unknown_paths_and_methods_are_json_too() -> None:
 
 def test_an_error_with_a_name_that_is_no_text_can_still_be_told() -> None:
     body: Any = json.loads(http_body(CapsuleError("no such file: \udcff", path="\udcff")))
-    assert body["error"]["message"] == "no such file: �"
+    assert body["error"]["message"] == "no such file: \\udcff"
+    assert body["error"]["details"]["path"] == "�"
+
+
+def test_a_line_break_in_a_name_does_not_break_the_message() -> None:
+    body: Any = json.loads(http_body(CapsuleError("no such file: a\n\x1b[31mb", hint="x\ty")))
+    assert body["error"]["message"] == r"no such file: a\n\x1b[31mb"
+    assert body["error"]["hint"] == r"x\ty"
 
 
 def test_errors_of_ours_are_passed_on_as_they_are() -> None:

@@ -239,6 +239,8 @@ async def test_archives_up_and_down(api: Api, box: str, tmp_path: Path) -> None:
 async def test_a_watch_tells_what_changes(api: Api, box: str) -> None:
     url = f"/v1/sandboxes/{box}/watch"
     async with api.http.stream("GET", url, params={"recursive": "true"}) as answer:
+        if answer.status_code != 200:
+            pytest.fail((await answer.aread()).decode())
         assert answer.headers["content-type"].startswith("text/event-stream")
         await api.sh(box, "echo 1 > new; mkdir d; rm new")
         seen: set[tuple[str, str]] = set()

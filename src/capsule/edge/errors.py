@@ -57,8 +57,23 @@ def _of_http(error: HTTPException) -> CapsuleError:
             return HttpError(status, "invalid", str(error.detail).replace("\n", " "))
 
 
+def told(error: CapsuleError) -> dict[str, Any]:
+    """The error as clients see it. A line break in a name they sent must not become one of ours."""
+    body = error.to_json()
+    for field in ("message", "hint"):
+        if field in body:
+            body[field] = one_line(body[field])
+    return body
+
+
+def one_line(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def http_body(error: CapsuleError) -> bytes:
-    return encode({"error": error.to_json()})
+    return encode({"error": told(error)})
 
 
 def http_headers(error: CapsuleError, body: bytes) -> list[tuple[bytes, bytes]]:
@@ -77,7 +92,8 @@ def retry_after(error: CapsuleError) -> bytes | None:
 
 
 def rpc_error(error: CapsuleError) -> dict[str, Any]:
-    return {"code": error.rpc_code, "message": error.message, "data": error.to_json()}
+    body = told(error)
+    return {"code": error.rpc_code, "message": body["message"], "data": body}
 
 
 def encode(value: Any) -> bytes:

@@ -33,7 +33,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from capsule.edge import shapes as s
-from capsule.edge.errors import understand
+from capsule.edge.errors import told, understand
 from capsule.edge.follow import Chunk, Event, Follower
 from capsule.edge.sockets import Left, Socket, guarded, race
 from capsule.edge.verbs import Verbs
@@ -133,7 +133,7 @@ class ExecSocketEndpoint:
 
     async def _fail(self, socket: Socket, error: Exception) -> None:
         known = understand(error)
-        await socket.tell("error", known.to_json())
+        await socket.tell("error", told(known))
         await socket.close(1011, f"{known.code}: {known}")
 
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from capsule.edge.errors import encode, send_error, understand
+from capsule.edge.errors import encode, one_line, send_error, understand
 from capsule.errors import CapsuleError, InvalidError
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Socket:
         await self.say(encode({"type": type, **fields}).decode())
 
     async def close(self, code: int, reason: str = "") -> None:
-        cut = reason.encode()[:_MAX_REASON].decode("utf-8", "ignore")
+        cut = one_line(reason).encode()[:_MAX_REASON].decode("utf-8", "ignore")
         await self._put({"type": "websocket.close", "code": code, "reason": cut})
 
     async def _put(self, message: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from capsule.edge.errors import encode, understand
+from capsule.edge.errors import encode, told, understand
 from capsule.edge.follow import Chunk, Event, Follower
 from capsule.edge.text import show
 from capsule.edge.views import GapView, StartedView
@@ -63,7 +63,7 @@ async def exec_events(
             async for item in follower:
                 yield _format(item, follower.offsets)
         except Exception as error:  # the response has begun: the stream itself must say it
-            yield event("error", understand(error).to_json())
+            yield event("error", told(understand(error)))
 
 
 def _format(item: Event, offsets: tuple[int, int]) -> bytes:
@@ -86,7 +86,7 @@ async def change_events(
                 data = {"change": change.change, "path": change.path, "is_dir": change.dir}
                 yield event("change", data)
         except Exception as error:  # as above
-            yield event("error", understand(error).to_json())
+            yield event("error", told(understand(error)))
 
 
 class EventStream(Response):
