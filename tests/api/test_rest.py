@@ -179,11 +179,11 @@ async def test_a_file_the_client_has_already(api: Api, box: str) -> None:
     assert (stale.status_code, stale.content) == (200, b"three")
 
 
-async def test_empty_files_and_files_that_hide_their_size(api: Api, box: str) -> None:
-    url = f"/v1/sandboxes/{box}/files"
-    await api.http.put(f"{url}/workspace/empty", content=b"")
-    assert (await api.http.get(f"{url}/workspace/empty")).content == b""
-    assert b"Name:" in (await api.http.get(f"{url}/proc/self/status")).content
+async def test_an_empty_file(api: Api, box: str) -> None:
+    url = f"/v1/sandboxes/{box}/files/workspace/empty"
+    assert (await api.http.put(url, content=b"")).json()["size"] == 0
+    assert (await api.http.get(url)).content == b""
+    assert (await api.http.get(url, headers={"Range": "bytes=0-"})).status_code == 416
 
 
 async def test_a_folder_is_no_file(api: Api, box: str) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -108,55 +108,48 @@ class EventStream(Response):
         self._until = until or asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leave = asyncio.ensure_future(_either(until_gone(receive), self._until.wait()))
+        leave: set[asyncio.Future[Any]] = {
+            asyncio.ensure_future(until_gone(receive)),
+            asyncio.ensure_future(self._until.wait()),
+        }
         try:
-            await self._start(send)
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
             await self._pump(leave, send)
             await send({"type": "http.response.body", "body": b""})
         finally:
-            leave.cancel()
-            await asyncio.wait({leave})
+            await _cancel(leave)
             await self._source.aclose()
 
-    async def _start(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-
-    async def _pump(self, leave: asyncio.Future[Any], send: Send) -> None:
-        step: asyncio.Future[bytes] | None = None
+    async def _pump(self, leave: set[asyncio.Future[Any]], send: Send) -> None:
+        step: asyncio.Future[bytes] = asyncio.ensure_future(anext(self._source))
         try:
             while True:
-                step = step or asyncio.ensure_future(anext(self._source))
-                waiting: set[asyncio.Future[Any]] = {step, leave}
-                await asyncio.wait(waiting, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
-                if leave.done():
+                await asyncio.wait(
+                    {step, *leave}, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED
+                )
+                if any(reason.done() for reason in leave):
                     return
                 if not step.done():
                     await _send_part(send, b":\n\n")
                     continue
-                try:
-                    part = step.result()
-                except StopAsyncIteration:
-                    return
-                step = None
+                part = step.result()
+                step = asyncio.ensure_future(anext(self._source))
                 await _send_part(send, part)
+        except StopAsyncIteration:
+            return
         finally:
-            if step is not None and not step.done():
-                step.cancel()
-                await asyncio.wait({step})
+            await _cancel({step})
+
+
+async def _cancel(tasks: set[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def _send_part(send: Send, part: bytes) -> None:
     await send({"type": "http.response.body", "body": part, "more_body": True})
-
-
-async def _either(*runners: Coroutine[Any, Any, object]) -> None:
-    tasks = [asyncio.ensure_future(runner) for runner in runners]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def until_gone(receive: Receive) -> None:
