@@ -12,17 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule_sdk import CapsuleClient, Exit, Gap, NotFoundError, Output, UnavailableError
-from capsule_sdk._exec import Joiner
+from capsule_sdk._follow import Joiner
 from capsule_sdk._sse import Decoder
 from tests.sdk.crooked import answer, crooked_server, events, hang_up, result
 from tests.sdk.test_rpc import SANDBOX
 
-STARTED = result({"exec_id": "e1", "pid": 2})
+BEGUN = {"exec_id": "e1", "pid": 2}
 EXIT = {"exit_code": 0, "timed_out": False, "duration_ms": 5, "reason": "exited", "signal": 0}
 
 
 def event(name: str, body: Any) -> bytes:
     return f"event: {name}\ndata: {json.dumps(body)}\n\n".encode()
+
+
+STARTED = event("started", BEGUN)
 
 
 def output(stream: str, offset: int, data: bytes) -> bytes:
@@ -34,8 +37,10 @@ def read_all(url: str) -> list[Any]:
 
 
 def test_output_and_exit_arrive_in_order() -> None:
-    said = events(output("stdout", 0, b"one"), output("stderr", 0, b"two"), event("exit", EXIT))
-    with crooked_server(result(SANDBOX), STARTED, said) as server:
+    said = events(
+        STARTED, output("stdout", 0, b"one"), output("stderr", 0, b"two"), event("exit", EXIT)
+    )
+    with crooked_server(result(SANDBOX), said) as server:
         first, second, last = read_all(server.url)
     assert (first, second) == (Output("stdout", 0, b"one"), Output("stderr", 0, b"two"))
     assert isinstance(last, Exit)
@@ -43,36 +48,62 @@ def test_output_and_exit_arrive_in_order() -> None:
 
 
 def test_a_dropped_connection_is_taken_up_where_it_stopped() -> None:
-    cut = events(output("stdout", 0, b"abc"), output("stderr", 0, b"x"), b"event: stdout\ndata: {")
+    cut = events(
+        STARTED, output("stdout", 0, b"abc"), output("stderr", 0, b"x"), b"event: stdout\ndata: {"
+    )
     rest = events(output("stdout", 3, b"def"), event("exit", EXIT))
-    with crooked_server(result(SANDBOX), STARTED, cut, hang_up, rest) as server:
+    with crooked_server(result(SANDBOX), cut, hang_up, rest) as server:
         said = read_all(server.url)
-        paths = [request.path for request in server.requests[2:]]
+        paths = [request.path for request in server.requests[1:]]
     assert b"".join(e.data for e in said if isinstance(e, Output)) == b"abcxdef"
-    assert paths[0].endswith("stdout=0&stderr=0")
-    assert paths[-1].endswith("stdout=3&stderr=1")
+    assert paths[0] == "/v1/sandboxes/abc12345/execs"
+    assert paths[-1].endswith("/execs/e1/stream?encoding=base64&stdout=3&stderr=1")
+
+
+def test_a_start_whose_answer_is_lost_is_repeated_with_its_key() -> None:
+    said = events(STARTED, event("exit", EXIT))
+    with crooked_server(result(SANDBOX), hang_up, said) as server:
+        assert len(read_all(server.url)) == 1
+        keys = [request.json["idempotency_key"] for request in server.requests[1:]]
+    assert keys[0] == keys[1]
+
+
+def test_a_full_server_is_asked_again() -> None:
+    full = {"error": {"code": "capacity", "message": "full", "details": {"retry_after": 0.05}}}
+    said = events(STARTED, event("exit", EXIT))
+    with crooked_server(result(SANDBOX), answer(full, status=429), said) as server:
+        assert len(read_all(server.url)) == 1
+
+
+def test_a_start_that_never_works_is_given_up_soon() -> None:
+    with crooked_server(result(SANDBOX), hang_up, hang_up, hang_up, hang_up) as server:
+        with pytest.raises(UnavailableError):
+            read_all(server.url)
+        assert len(server.requests) == 4
 
 
 def test_bytes_that_come_again_are_dropped() -> None:
-    cut = events(output("stdout", 0, b"abc"))
+    cut = events(STARTED, output("stdout", 0, b"abc"))
     again = events(output("stdout", 0, b"abcdef"), event("exit", EXIT))
-    with crooked_server(result(SANDBOX), STARTED, cut, again) as server:
+    with crooked_server(result(SANDBOX), cut, again) as server:
         said = read_all(server.url)
     assert [e.data for e in said if isinstance(e, Output)] == [b"abc", b"def"]
 
 
 def test_bytes_no_longer_kept_are_told_as_a_gap() -> None:
     gap = event("gap", {"stream": "stdout", "start": 2, "end": 9})
-    said = events(output("stdout", 0, b"ab"), gap, output("stdout", 9, b"z"), event("exit", EXIT))
-    with crooked_server(result(SANDBOX), STARTED, said) as server:
+    said = events(
+        STARTED, output("stdout", 0, b"ab"), gap, output("stdout", 9, b"z"), event("exit", EXIT)
+    )
+    with crooked_server(result(SANDBOX), said) as server:
         assert Gap("stdout", 2, 9) in read_all(server.url)
 
 
 def test_a_character_is_never_split_even_across_connections() -> None:
     euro = "€".encode()
-    cut = events(output("stdout", 0, b"5" + euro[:2]))
+    cut = events(STARTED, output("stdout", 0, b"5" + euro[:2]))
     rest = events(output("stdout", 3, euro[2:] + b"!"), event("exit", EXIT))
-    with crooked_server(result(SANDBOX), STARTED, cut, rest) as server:
+    with crooked_server(result(SANDBOX), cut, rest) as server:
         said = [e for e in read_all(server.url) if isinstance(e, Output)]
     assert [e.text for e in said] == ["5", "€!"]
     assert said[1].offset == 1
@@ -81,22 +112,22 @@ def test_a_character_is_never_split_even_across_connections() -> None:
 def test_an_end_without_an_exit_is_an_error_and_never_an_exit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("capsule_sdk._exec.RECONNECT_WAITS", (0.0, 0.01))
-    with crooked_server(result(SANDBOX), STARTED, events(output("stdout", 0, b"a"))) as server:
+    monkeypatch.setattr("capsule_sdk._follow.RECONNECT_WAITS", (0.0, 0.01))
+    with crooked_server(result(SANDBOX), events(STARTED, output("stdout", 0, b"a"))) as server:
         with pytest.raises(UnavailableError):
             read_all(server.url)
 
 
 def test_a_sandbox_that_is_gone_ends_the_stream_at_once() -> None:
     body = {"error": {"code": "not_found", "message": "no such sandbox"}}
-    with crooked_server(result(SANDBOX), STARTED, answer(body, status=404)) as server:
+    with crooked_server(result(SANDBOX), answer(body, status=404)) as server:
         with pytest.raises(NotFoundError):
             read_all(server.url)
 
 
 def test_wait_gives_the_result_with_all_output() -> None:
     said = events(output("stdout", 0, b"out"), output("stderr", 0, b"err"), event("exit", EXIT))
-    with crooked_server(result(SANDBOX), STARTED, said) as server:
+    with crooked_server(result(SANDBOX), result(BEGUN), said) as server:
         finished = CapsuleClient(server.url).get("abc12345").start("x").wait()
     assert (finished.stdout, finished.stderr, finished.ok) == ("out", "err", True)
 

@@ -148,7 +148,13 @@ def _exec_json(capsule: Capsule, program: Program) -> int:
 
 def _exec_live(capsule: Capsule, program: Program) -> Exit:
     feeds = program.interactive or not sys.stdin.isatty()
-    stream = capsule.start(program.cmd, stdin_open=feeds, **_options(program))
+    if program.session is not None:
+        # What a session learns comes at the end, on the connection that started the program.
+        data = sys.stdin.buffer.read() if feeds else b""
+        stream = capsule.stream(program.cmd, stdin=data, **_options(program))
+        feeds = False
+    else:
+        stream = capsule.start(program.cmd, stdin_open=feeds, **_options(program))
     if feeds:
         threading.Thread(target=_feed, args=(stream,), daemon=True).start()
     with _interrupts(stream):

@@ -1,4 +1,4 @@
-"""Following a program's output. Offsets are kept here, so a dropped connection costs nothing."""
+"""Programs in a sandbox: their options, and the handle of one that runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Self, TypedDict
 
 from ._drivers import AsyncDriver, SyncDriver
-from ._flow import Call, Emit, Emitting, Flow, Handle, Open, Read, Sleep, drain, method
-from ._rpc import accepted, new_key, rpc
-from ._sse import Decoder, ServerEvent
-from .errors import UnavailableError, from_json
-from .values import Event, ExecResult, Exit, Gap, Output
-
-# How long to keep knocking after the connection dropped: a server that restarts adopts its
-# sandboxes, and its programs' output is still there.
-RECONNECT_WAITS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
+from ._flow import Flow, drain, method
+from ._follow import Follower
+from ._rpc import rpc
+from .values import Event, ExecResult, Exit, Output
 
 
 class ExecOptions(TypedDict, total=False):
@@ -39,114 +34,6 @@ def exec_params(options: ExecOptions) -> dict[str, Any]:
     return params
 
 
-class Joiner:
-    """One stream's position; holds back the bytes of a character that is not complete yet."""
-
-    def __init__(self, stream: str) -> None:
-        self.stream = stream
-        self.offset = 0  # of the next byte to come from the server
-        self._held = b""
-
-    def feed(self, offset: int, data: bytes) -> Iterator[Output | Gap]:
-        if offset > self.offset:
-            yield from self.jump(offset)
-        data = data[self.offset - offset :]
-        if not data:
-            return
-        start = self.offset - len(self._held)
-        self.offset += len(data)
-        whole, self._held = _cut(self._held + data)
-        if whole:
-            yield Output(self.stream, start, whole)
-
-    def jump(self, offset: int) -> Iterator[Output | Gap]:
-        yield from self.flush()
-        if offset > self.offset:
-            gap = Gap(self.stream, self.offset, offset)
-            self.offset = offset
-            yield gap
-
-    def flush(self) -> Iterator[Output]:
-        if self._held:
-            held, self._held = self._held, b""
-            yield Output(self.stream, self.offset - len(held), held)
-
-
-def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """Split off the beginning of a UTF-8 character at the end of `data`, at most three bytes."""
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            if back < length:
-                return data[:-back], data[-back:]
-            break
-    return data, b""
-
-
-class Follower:
-    """What one exec has said so far, as far as we have heard it."""
-
-    def __init__(self, sandbox_id: str, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> None:
-        self.path = f"/v1/sandboxes/{sandbox_id}/execs/{exec_id}/stream"
-        self.exit: Exit | None = None
-        self._first, self._second = Joiner("stdout"), Joiner("stderr")
-        self._first.offset, self._second.offset = stdout, stderr
-
-    def follow(self) -> Emitting[Event]:
-        """Emit events up to the exit; when the connection drops, go on where it stopped."""
-        tries = 0
-        while self.exit is None:
-            if tries:
-                yield Sleep(RECONNECT_WAITS[tries - 1])
-            before = self._position
-            try:
-                yield from self._listen()
-            except UnavailableError:
-                if tries == len(RECONNECT_WAITS):
-                    raise
-            tries = 1 if self._position != before else tries + 1
-
-    @property
-    def _position(self) -> tuple[int, int]:
-        return self._first.offset, self._second.offset
-
-    def _listen(self) -> Emitting[Event]:
-        """One connection, until it ends. Ending without an exit is a dropped connection."""
-        stdout, stderr = self._position
-        path = f"{self.path}?encoding=base64&stdout={stdout}&stderr={stderr}"
-        handle: Handle = yield Open(Call("GET", path, headers={"Accept": "text/event-stream"}))
-        yield from accepted(handle)
-        decoder = Decoder()
-        while self.exit is None:
-            chunk: bytes = yield Read(handle)
-            if not chunk:
-                raise UnavailableError("the server ended the stream before the program ended")
-            for event in decoder.feed(chunk):
-                for said in self._hear(event):
-                    yield Emit(said)
-
-    def _hear(self, event: ServerEvent) -> Iterator[Event]:
-        body = event.json()
-        match event.event:
-            case "stdout" | "stderr" | "pty":
-                joiner = self._second if event.event == "stderr" else self._first
-                joiner.stream = event.event
-                yield from joiner.feed(body["offset"], base64.b64decode(body["data"]))
-            case "gap":
-                joiner = self._second if body["stream"] == "stderr" else self._first
-                yield from joiner.jump(body["end"])
-            case "exit":
-                yield from self._first.flush()
-                yield from self._second.flush()
-                self.exit = Exit.from_json(body)
-                yield self.exit
-            case "error":
-                raise from_json(body)
-
-
 class ExecMethods:
     """A program in a sandbox: iterate for its output, `wait` for its end. It runs on without us.
 
@@ -154,17 +41,18 @@ class ExecMethods:
     """
 
     _driver: SyncDriver | AsyncDriver
+    _sandbox_id: str
+    _follower: Follower
 
-    def __init__(self, sandbox_id: str, start: Mapping[str, Any] | None = None) -> None:
-        self._sandbox_id = sandbox_id
-        self._start = start
-        self._follower: Follower | None = None
-        self.exec_id = ""
+    @property
+    def exec_id(self) -> str:
+        """ "" until it has started."""
+        return self._follower.exec_id
 
     @property
     def exit(self) -> Exit | None:
         """How it ended, once that has been read."""
-        return self._follower.exit if self._follower else None
+        return self._follower.exit
 
     @method
     def wait(self) -> Flow[ExecResult]:
@@ -175,7 +63,7 @@ class ExecMethods:
             if isinstance(event, Output):
                 parts["stderr" if event.stream == "stderr" else "stdout"].append(event.text)
 
-        yield from drain(self._events(), take)
+        yield from drain(self._follower.follow(), take)
         stdout, stderr = ("".join(parts[name]) for name in ("stdout", "stderr"))
         return ExecResult(**_fields(self.exit), stdout=stdout, stderr=stderr)
 
@@ -214,22 +102,16 @@ class ExecMethods:
         return (yield from call)
 
     def _begin(self) -> Flow[None]:
-        if self._start is None:
+        """Start it without listening. The key is the stream's own: it cannot start twice."""
+        if self.exec_id:
             return
-        params = {"id": self._sandbox_id, "idempotency_key": new_key(), **self._start}
+        params = {"id": self._sandbox_id, **self._follower.start}
         reply = yield from rpc("sandbox.v1.start", params, retries=self._driver.target.retries)
-        self._start = None
-        self._resume(reply["exec_id"])
+        self._follower.begun(reply["exec_id"])
 
     def _resume(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> Self:
-        self.exec_id = exec_id
-        self._follower = Follower(self._sandbox_id, exec_id, stdout=stdout, stderr=stderr)
+        self._follower.begun(exec_id, stdout=stdout, stderr=stderr)
         return self
-
-    def _events(self) -> Emitting[Event]:
-        yield from self._begin()
-        assert self._follower is not None
-        yield from self._follower.follow()
 
 
 def _fields(exit: Exit | None) -> dict[str, Any]:
@@ -243,11 +125,12 @@ class ExecStream(ExecMethods):
     def __init__(
         self, driver: SyncDriver, sandbox_id: str, start: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(sandbox_id, start)
         self._driver = driver
+        self._sandbox_id = sandbox_id
+        self._follower = Follower(sandbox_id, start, retries=driver.target.retries)
 
     def __iter__(self) -> Iterator[Event]:
-        return self._driver.iterate(self._events())
+        return self._driver.iterate(self._follower.follow())
 
 
 class AsyncExecStream(ExecMethods):
@@ -256,8 +139,9 @@ class AsyncExecStream(ExecMethods):
     def __init__(
         self, driver: AsyncDriver, sandbox_id: str, start: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(sandbox_id, start)
         self._driver = driver
+        self._sandbox_id = sandbox_id
+        self._follower = Follower(sandbox_id, start, retries=driver.target.retries)
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        return self._driver.iterate(self._events())
+        return self._driver.iterate(self._follower.follow())

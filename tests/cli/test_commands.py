@@ -1,0 +1,164 @@
+"""What every command has in common, and those without a sandbox: doctor, template, completion."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.terminal import at_terminal
+from tests.support.servers import CAPSULE
+
+COMMANDS = (
+    "serve", "run", "create", "ls", "exec", "shell", "cp", "rm", "doctor", "version", "completion",
+    "template ls", "template show", "template import", "template rm",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_offers_json(cli: Cli, command: str) -> None:
+    done = cli(*command.split(), "--help")
+    assert done.code == 0
+    assert "--json" in done.out
+    assert f"capsule {command}" in done.out
+
+
+def test_help_lists_every_command(cli: Cli) -> None:
+    said = cli("--help").out
+    assert all(re.search(rf"\b{command.split()[0]}\b", said) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("args", [["nosuch"], ["ls", "--nosuch"], ["template", "nosuch"]])
+def test_wrong_usage_is_exit_code_2_with_a_hint(cli: Cli, args: list[str]) -> None:
+    done = cli(*args)
+    assert (done.code, done.out) == (2, "")
+    first, second = done.err.splitlines()
+    assert first.startswith("error: ")
+    assert second.startswith("hint: see `capsule")
+
+
+def test_version(cli: Cli) -> None:
+    assert re.fullmatch(r"capsule \d+\.\d+\.\d+\S*\n", cli("version").out)
+    assert json.loads(cli("version", "--json").out)["version"]
+
+
+def test_a_wrong_setting_is_told(cli: Cli) -> None:
+    done = cli("doctor", CAPSULE_PROT="1")
+    assert done.code == 1
+    assert "did you mean" in done.err
+
+
+def test_doctor_shows_levels_and_fixes(cli: Cli) -> None:
+    said = cli("doctor").out
+    assert re.search(r"(ok|missing)\s+level namespaces", said)
+    assert re.search(r"(ok|missing)\s+level landlock", said)
+    assert "\x1b[" not in said
+    for line in said.splitlines():
+        assert not line.strip().startswith("missing") or line.split(maxsplit=1)[1]
+
+
+def test_doctor_as_json(cli: Cli) -> None:
+    done = cli("doctor", "--json")
+    (local,) = json.loads(done.out)["providers"]
+    assert (local["provider"], local["usable"]) == ("local", done.code == 0)
+    assert all(found["ok"] or found["fix"] for found in local["findings"])
+
+
+def test_doctor_fits_the_terminal(cli: Cli) -> None:
+    with at_terminal([*CAPSULE, "doctor"], cli.env, cli.cwd, cols=72) as screen:
+        screen.finish()
+        plain = re.sub(r"\x1b\[[0-9;?]*[a-z]", "", screen.seen)
+        assert all(len(line) <= 72 or "/" in line for line in plain.splitlines())
+        assert "\x1b[32m" in screen.seen
+
+
+def test_templates_are_listed_and_shown(cli: Cli) -> None:
+    listed = cli("template", "ls").out.splitlines()
+    assert {line.split()[0] for line in listed[1:]} >= {"python", "node", "go", "bash"}
+    assert "needs:" in cli("template", "show", "python").out
+    shown = json.loads(cli("template", "show", "python", "--json").out)
+    assert shown["default_language"] == "python"
+    names = [each["name"] for each in json.loads(cli("template", "ls", "--json").out)["templates"]]
+    assert "node" in names
+    done = cli("template", "show", "nosuch")
+    assert (done.code, done.err.splitlines()[0]) == (1, "error: no such template: nosuch")
+
+
+def image(path: Path, busybox: Path) -> Path:
+    """A root file system with one static program under a few names."""
+    with tarfile.open(path, "w") as tar:
+        for name in ("bin", "tmp", "etc", "usr", "usr/bin"):
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(info)
+        content = busybox.read_bytes()
+        for name in ("bin/busybox", "bin/sh", "bin/echo", "bin/cat"):
+            info = tarfile.TarInfo(name)
+            info.mode, info.size = 0o755, len(content)
+            tar.addfile(info, io.BytesIO(content))
+        info = tarfile.TarInfo("etc/os-release")
+        info.size = 8
+        tar.addfile(info, io.BytesIO(b"ID=tiny\n"))
+    return path
+
+
+def test_an_image_becomes_a_template_and_goes_again(cli: Cli) -> None:
+    busybox = Path("/bin/busybox")
+    if not busybox.exists():
+        pytest.skip("busybox is not installed on this host")
+    archive = image(cli.cwd / "tiny-1.0.tar", busybox)
+    done = cli("template", "import", archive)
+    assert done.code == 0, done.err
+    try:
+        assert cli("template", "import", archive).code == 1
+        assert "tiny-1.0" in cli("template", "ls").out
+        ran = cli("run", "-t", "tiny-1.0", "-l", "sh", "cat /etc/os-release")
+        if "needs overlay" not in ran.err:
+            assert (ran.code, ran.out) == (0, "ID=tiny\n"), ran.err
+    finally:
+        assert cli("template", "rm", "tiny-1.0").code == 0
+    assert "tiny-1.0" not in cli("template", "ls").out
+    assert cli("template", "rm", "python").code == 1
+
+
+def test_an_archive_that_is_none_is_refused(cli: Cli) -> None:
+    (cli.cwd / "x.tar").write_bytes(b"not an archive" * 100)
+    done = cli("template", "import", "x.tar")
+    assert done.code == 1
+    assert len(done.err.splitlines()) <= 2
+    assert cli("template", "import", "missing.tar").code == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(cli: Cli, shell: str) -> None:
+    assert "_CAPSULE_COMPLETE" in cli("completion", shell).out
+    assert json.loads(cli("completion", shell, "--json").out)["shell"] == shell
+    assert cli("completion", "cmd.exe").code == 2
+
+
+def test_bash_completes_commands_options_and_values(cli: Cli) -> None:
+    (cli.cwd / "capsule").write_text(f"#!/bin/sh\nexec '{CAPSULE[0]}' -c '{CAPSULE[2]}' \"$@\"\n")
+    (cli.cwd / "capsule").chmod(0o755)
+
+    def complete(line: str) -> list[str]:
+        words = line.split(" ")
+        script = (
+            f"PATH={cli.cwd}:$PATH; source <(capsule completion bash); COMP_WORDS=({line} '');"
+            f'COMP_WORDS=("${{COMP_WORDS[@]:0:{len(words)}}}"); COMP_CWORD={len(words) - 1};'
+            '_capsule_completion capsule; printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(
+            ["bash", "-c", script], env=cli.env, capture_output=True, text=True, timeout=20
+        )
+        return done.stdout.split()
+
+    assert complete("capsule do") == ["doctor"]
+    assert complete("capsule run --tim") == ["--timeout"]
+    assert complete("capsule run --template no") == ["node"]
+    assert complete("capsule template im") == ["import"]

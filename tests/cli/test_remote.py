@@ -1,0 +1,218 @@
+"""Commands that talk to a server: create, ls, exec, cp, rm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from capsule_sdk import Capsule
+from tests.cli.conftest import Cli
+from tests.cli.terminal import at_terminal
+from tests.support import free_port
+from tests.support.servers import CAPSULE, real_server
+
+pytestmark = pytest.mark.real
+
+
+def test_a_sandbox_from_its_making_to_its_end(remote: Cli) -> None:
+    made = remote("create", "bash", "--ttl", "5m", "--memory", "64MiB", "--metadata", "team=blue")
+    id = made.out.strip()
+    assert (made.code, made.err) == (0, "")
+    listed = remote("ls").out.splitlines()
+    assert listed[0].split()[:4] == ["ID", "TEMPLATE", "STATE", "AGE"]
+    (row,) = [line.split() for line in listed if line.startswith(id)]
+    assert row[1:3] == ["bash", "running"]
+    assert id in remote("ls", "-q").out.split()
+    assert remote("rm", id).out == f"{id}\n"
+    assert id not in remote("ls", "--quiet").out
+    assert remote("rm", id).code == 1
+
+
+def test_create_and_ls_as_json(remote: Cli) -> None:
+    made = json.loads(remote("create", "python", "--cpus", "0.25", "--json").out)
+    assert (made["template"], made["limits"]["cpus"]) == ("python", 0.25)
+    listed = json.loads(remote("ls", "--json").out)["sandboxes"]
+    assert made["id"] in [each["id"] for each in listed]
+    assert json.loads(remote("rm", made["id"], "--json").out) == {"deleted": [made["id"]]}
+
+
+def test_exec_passes_everything_on(remote: Cli, capsule: Capsule) -> None:
+    done = remote("exec", capsule.id, "sh", "-c", "cat; echo err >&2; exit 4", input="typed\n")
+    assert (done.code, done.out, done.err) == (4, "typed\n", "err\n")
+    assert remote("exec", capsule.id, "--", "echo", "-n", "--json").out == "--json"
+
+
+def test_exec_options_come_before_the_id(remote: Cli, capsule: Capsule) -> None:
+    done = remote("exec", "--env", "A=1", "--cwd", "/tmp", capsule.id, "sh", "-c", "echo $A $PWD")
+    assert done.out == "1 /tmp\n"
+    remote("exec", "--session", "s", capsule.id, "bash", "-c", "export B=2; cd /tmp")
+    assert (
+        remote("exec", "--session", "s", capsule.id, "bash", "-c", "echo $B $PWD").out == "2 /tmp\n"
+    )
+
+
+def test_exec_ends_with_the_reason(remote: Cli, capsule: Capsule) -> None:
+    late = remote("exec", "--timeout", "0.5", capsule.id, "sleep", "60")
+    assert (late.code, late.err.splitlines()[0]) == (124, "error: timed out after 0.5 s")
+    missing = remote("exec", capsule.id, "nosuchprogram")
+    assert missing.code == 125
+    assert "nosuchprogram" in missing.err
+    assert remote("exec", "nosuchsandbox", "true").code == 125
+
+
+def test_exec_as_json(remote: Cli, capsule: Capsule) -> None:
+    done = remote("exec", "--json", capsule.id, "sh", "-c", "echo hi; exit 2")
+    body = json.loads(done.out)
+    assert done.code == 2
+    assert (body["stdout"], body["exit_code"], body["reason"]) == ("hi\n", 2, "exited")
+
+
+def test_an_interrupt_of_exec_goes_to_the_program(remote: Cli, capsule: Capsule) -> None:
+    script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.1; done"
+    with remote.popen("exec", capsule.id, "bash", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=10)[0] == "caught\n"
+        assert process.returncode == 9
+
+
+def test_exec_on_a_terminal(remote: Cli, capsule: Capsule) -> None:
+    command = [*CAPSULE, "exec", "-it", capsule.id, "bash", "--norc"]
+    with at_terminal(command, remote.env, remote.cwd, rows=30, cols=90) as screen:
+        screen.type("stty size\n")
+        screen.wait_for("30 90")
+        screen.resize(20, 70)
+        screen.type("stty size\n")
+        screen.wait_for("20 70")
+        screen.type("exit 6\n")
+        assert screen.finish() == 6
+        assert screen.cooked()
+
+
+def test_files_are_copied_both_ways(remote: Cli, capsule: Capsule) -> None:
+    (remote.cwd / "one.txt").write_text("1")
+    assert remote("cp", "one.txt", f"{capsule.id}:/workspace/two.txt").code == 0
+    assert remote("cp", "one.txt", f"{capsule.id}:/workspace").code == 0
+    assert remote("cp", "one.txt", f"{capsule.id}:new/").code == 0
+    assert capsule.exec("cat two.txt one.txt new/one.txt").stdout == "111"
+    assert remote("cp", f"{capsule.id}:two.txt", "back.txt").code == 0
+    assert (remote.cwd / "back.txt").read_text() == "1"
+    assert remote("cp", f"{capsule.id}:/workspace/two.txt", ".").code == 0
+    assert (remote.cwd / "two.txt").read_text() == "1"
+
+
+def test_folders_are_copied_both_ways(remote: Cli, capsule: Capsule) -> None:
+    source = remote.cwd / "project"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "data").write_bytes(os.urandom(100_000))
+    (source / "link").symlink_to("deep/data")
+    moved = json.loads(remote("cp", "project", f"{capsule.id}:", "--json").out)
+    assert (moved["files"], moved["bytes"]) == (1, 100_000)
+    assert remote("cp", f"{capsule.id}:project", "copy").code == 0
+    assert (remote.cwd / "copy/deep/data").read_bytes() == (source / "deep/data").read_bytes()
+    assert (remote.cwd / "copy/link").readlink() == Path("deep/data")
+
+
+def test_a_pipe_is_a_file_too(remote: Cli, capsule: Capsule) -> None:
+    assert remote("cp", "-", f"{capsule.id}:/workspace/in", input="piped").code == 0
+    assert remote("cp", f"{capsule.id}:/workspace/in", "-").out == "piped"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("a", "b", "one of the two must be in a sandbox"),
+        ("ID:/a", "ID:/b", "one of the two must be in a sandbox"),
+        ("missing", "ID:/b", "no such file: missing"),
+        ("ID:/nothing", "b", "/nothing"),
+        ("ID:/etc/hostname", "no/such/folder/x", "no such folder: no/such/folder"),
+    ],
+)
+def test_a_copy_that_cannot_be_says_why(
+    remote: Cli, capsule: Capsule, source: str, target: str, message: str
+) -> None:
+    done = remote("cp", source.replace("ID", capsule.id), target.replace("ID", capsule.id))
+    assert done.code == 1
+    assert message in done.err
+
+
+def test_a_bar_is_shown_at_a_terminal_only(remote: Cli, capsule: Capsule) -> None:
+    (remote.cwd / "big").write_bytes(bytes(60 << 20))
+    command = [*CAPSULE, "cp", "big", f"{capsule.id}:"]
+    with at_terminal(command, remote.env, remote.cwd) as screen:
+        assert screen.finish(20) == 0
+        assert "copied 1 file, 60 MiB" in screen.seen
+        assert "━" in screen.seen
+    done = remote("cp", "big", f"{capsule.id}:again")
+    assert (done.out, done.err) == ("", "")
+
+
+def test_rm_all_needs_to_be_asked_for(remote: Cli) -> None:
+    assert remote("rm").code == 2
+    with real_server() as server:
+        own = Cli({**remote.env, "CAPSULE_URL": server.url}, remote.cwd)
+        ids = sorted(own("create").out.strip() for _ in range(2))
+        assert sorted(own("rm", "--all").out.split()) == ids
+        done = own("ls")
+        assert (done.code, done.out) == (0, "")
+
+
+def test_keys_are_sent_and_missed(remote: Cli) -> None:
+    key = "k" * 32
+    with real_server(API_KEYS=key) as server:
+        own = Cli({**remote.env, "CAPSULE_URL": server.url}, remote.cwd)
+        refused = own("ls")
+        assert refused.code == 1
+        assert "no API key" in refused.err
+        assert own("ls", "--api-key", key).code == 0
+        assert own("ls", CAPSULE_API_KEY=key).code == 0
+
+
+def test_no_server_is_told_with_what_to_do(remote: Cli) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = remote("ls", "--url", url)
+    assert done.code == 1
+    assert done.err == (
+        f"error: cannot reach the Capsule server at {url}\n"
+        "hint: start it with `capsule serve`, or set CAPSULE_URL to where it runs\n"
+    )
+    body = json.loads(remote("ls", "--url", url, "--json").out)
+    assert body["error"]["code"] == "unavailable"
+
+
+def test_serve_says_where_it_is_and_stops_when_told(cli: Cli) -> None:
+    port = free_port()
+    env = {**cli.env, "CAPSULE_RUN_DIR": f"{cli.env['CAPSULE_RUN_DIR']}-s"}
+    own = Cli({**env, "CAPSULE_DATA_DIR": f"{cli.env['CAPSULE_DATA_DIR']}-s"}, cli.cwd)
+    with own.popen("serve", "--port", str(port), stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        said = ""
+        while "-X DELETE" not in said:
+            said += process.stdout.readline()
+        assert f"http://localhost:{port}" in said
+        assert "isolation: " in said
+        assert own("ls", "--url", f"http://localhost:{port}").code == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--host", "0.0.0.0"], "without API keys"),
+        (["--port", "notaport"], "--port"),
+        (["--drain", "never"], "drain"),
+        (["--config", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_serve_refuses_what_makes_no_sense(cli: Cli, args: list[str], message: str) -> None:
+    done = cli("serve", *args)
+    assert done.code in (1, 2)
+    assert message in done.err
+    assert len(done.err.splitlines()) <= 2

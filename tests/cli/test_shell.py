@@ -1,0 +1,136 @@
+"""`capsule shell` as somebody at a terminal sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from capsule_sdk import Capsule, CapsuleClient
+from tests.cli.conftest import Cli
+from tests.cli.terminal import Screen, at_terminal
+from tests.support.servers import CAPSULE, real_server
+
+pytestmark = pytest.mark.real
+
+
+@contextlib.contextmanager
+def shell(remote: Cli, *args: str, rows: int = 24, cols: int = 80) -> Iterator[Screen]:
+    command = [*CAPSULE, "shell", *args]
+    with at_terminal(command, remote.env, remote.cwd, rows=rows, cols=cols) as screen:
+        screen.wait_for("$ ")
+        yield screen
+
+
+def test_a_shell_of_its_own_is_gone_afterwards(remote: Cli, capsule: Capsule) -> None:
+    with shell(remote) as screen:
+        assert len(remote("ls", "-q").out.split()) >= 2
+        screen.type("echo $((6*7)); exit 3\n")
+        screen.wait_for("42")
+        assert screen.finish() == 3
+        assert "ended with code 3" in screen.seen
+        assert screen.cooked()
+    assert remote("ls", "-q").out.split() == [capsule.id]
+
+
+def test_the_size_follows_the_window(remote: Cli, capsule: Capsule) -> None:
+    with shell(remote, capsule.id, rows=31, cols=101) as screen:
+        screen.type("stty size\n")
+        screen.wait_for("31 101")
+        screen.resize(25, 66)
+        screen.type("while [ \"$(stty size)\" != '25 66' ]; do :; done; echo re${x}sized\n")
+        screen.wait_for("resized")
+        screen.type("exit\n")
+        assert screen.finish() == 0
+
+
+def test_ctrl_c_job_control_and_unicode(remote: Cli, capsule: Capsule) -> None:
+    with shell(remote, capsule.id) as screen:
+        screen.type("sleep 1000\n")
+        screen.wait_for("sleep 1000")
+        screen.type("\x03")
+        screen.wait_for("$ ")
+        screen.type("sleep 1000\n")
+        screen.wait_for("sleep 1000")
+        screen.type("\x1a")
+        screen.wait_for("Stopped")
+        screen.type("kill %1; echo grü${x}ße ✓\n")
+        screen.wait_for("grüße ✓")
+        screen.type("exit\n")
+        screen.wait_for("$ ") if "Terminated" in screen.seen else None
+        screen.type("exit\n")
+        screen.finish()
+
+
+def test_it_can_be_left_and_taken_up_again(remote: Cli, capsule: Capsule) -> None:
+    with shell(remote, capsule.id) as screen:
+        screen.type("COLOUR=blue; echo $((1+1))set\n")
+        screen.wait_for("2set")
+        screen.type("\r~.")
+        assert screen.finish() == 0
+        assert "the shell goes on" in screen.seen
+        assert screen.cooked()
+    with at_terminal([*CAPSULE, "shell", capsule.id], remote.env, remote.cwd) as screen:
+        screen.wait_for("2set")  # the recent screen comes back
+        screen.type("echo is-$COLOUR; exit\n")
+        screen.wait_for("is-blue")
+        assert screen.finish() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(
+    remote: Cli, capsule: Capsule, number: signal.Signals
+) -> None:
+    with shell(remote, capsule.id, "--name", f"s{int(number)}") as screen:
+        screen.type("printf '\\033[?1049h\\033[?25l'; echo $((1+1))alternate\n")
+        screen.wait_for("2alternate")
+        assert not screen.cooked()
+        os.kill(screen.process.pid, number)
+        screen.finish()
+        assert screen.cooked()
+        assert "\x1b[?1049l" in screen.seen
+        assert "\x1b[?25h" in screen.seen
+
+
+def test_the_end_of_the_sandbox_is_told(remote: Cli, capsule: Capsule) -> None:
+    with shell(remote, capsule.id) as screen:
+        capsule.delete()
+        screen.finish()
+        assert screen.cooked()
+        assert "delete" in screen.seen or "gone" in screen.seen or "over" in screen.seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_it_comes_back_after_the_server_restarted(remote: Cli) -> None:
+    with real_server(DRAIN="keep") as server, CapsuleClient(server.url) as client:
+        own = Cli({**remote.env, "CAPSULE_URL": server.url}, remote.cwd)
+        capsule = client.create("bash")
+        with shell(own, capsule.id) as screen:
+            screen.type("COLOUR=blue; echo $((1+1))set\n")
+            screen.wait_for("2set")
+            server.process.terminate()
+            server.process.wait(15)
+            again = subprocess.Popen(
+                [*CAPSULE, "serve"], env=server.env, stdout=subprocess.DEVNULL, cwd=server.base
+            )
+            try:
+                screen.wait_for("coming back")
+                screen.wait_for("2set", within=20)
+                screen.type("echo is-$COLOUR; exit\n")
+                screen.wait_for("is-blue")
+                assert screen.finish() == 0
+                capsule.delete()
+            finally:
+                again.terminate()
+                again.wait(15)
+
+
+def test_without_a_terminal_it_says_what_to_use(remote: Cli, capsule: Capsule) -> None:
+    done = remote("shell", capsule.id)
+    assert done.code == 1
+    assert done.err.startswith("error: capsule shell needs a terminal\nhint: ")
