@@ -12,6 +12,15 @@ import pytest
 
 pytest.register_assert_rewrite("capsule.testing")
 
+# These measure time, or fill a machine on purpose: nothing else should run beside them.
+ALONE = ("TestStress", "test_cpus")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(name in item.nodeid for name in ALONE):
+            item.add_marker(pytest.mark.serial)
+
 
 @pytest.fixture(scope="session")
 def data_dir() -> Iterator[Path]:

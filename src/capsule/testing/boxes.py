@@ -170,6 +170,37 @@ class TestAdoption:
         await launch.provider.discard(Handle(launch.provider.name, launch.new_id(), {}))
 
 
+NOISE: dict[str, bytes] = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "ones": b"\xff" * 100,
+    "zeros": b"\0" * 100,
+    "half a greeting": GREETING[:7],
+    "two greetings": GREETING + GREETING,
+    "hello without json": pack(FrameType.HELLO, b"{"),
+    "hello of version 0": pack(FrameType.HELLO, b'{"version":0}'),
+    "hello with a list": pack(FrameType.HELLO, b"[]"),
+    "request first": pack(FrameType.REQUEST, b'{"op":"ping"}'),
+    "request without json": GREETING + pack(FrameType.REQUEST, b"not json"),
+    "request with a list": GREETING + pack(FrameType.REQUEST, b"[1]"),
+    "op of no name": GREETING + pack(FrameType.REQUEST, b'{"op":7}'),
+    "unknown op": GREETING + pack(FrameType.REQUEST, b'{"op":"nosuch"}'),
+    "too deep": GREETING + pack(FrameType.REQUEST, b"[" * 10_000),
+    "exec of nothing": GREETING + pack(FrameType.REQUEST, b'{"op":"exec"}'),
+    "exec of no strings": GREETING
+    + pack(FrameType.REQUEST, b'{"op":"exec","id":"a","argv":"x","env":[1]}'),
+    "exec of numbers": GREETING
+    + pack(FrameType.REQUEST, b'{"op":"exec","id":"a","argv":[1,null]}'),
+    "write of no frames": GREETING
+    + pack(FrameType.REQUEST, b'{"op":"write","path":"x"}')
+    + b"\xff" * 64,
+    "read of nothing": GREETING + pack(FrameType.REQUEST, b'{"op":"read"}'),
+    "attach to nothing": GREETING + pack(FrameType.REQUEST, b'{"op":"attach"}'),
+    "dial to infinity": GREETING + pack(FrameType.REQUEST, b'{"op":"dial","port":1e99}'),
+    "list of a number": GREETING + pack(FrameType.REQUEST, b'{"op":"list","path":7,"limit":-1}'),
+    "a frame too large": GREETING + b"\x00\x10\x00\x01\x02" + bytes(11),
+}
+
+
 class TestConnections:
     """The agent outlasts its clients, however they behave."""
 
@@ -180,34 +211,7 @@ class TestConnections:
             await stream.aclose()
         assert await subject.output("echo alive") == "alive"
 
-    @pytest.mark.parametrize(
-        "noise",
-        [
-            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"\xff" * 100,
-            b"\0" * 100,
-            GREETING[:7],
-            GREETING + GREETING,
-            pack(FrameType.HELLO, b"{"),
-            pack(FrameType.HELLO, b'{"version":0}'),
-            pack(FrameType.HELLO, b"[]"),
-            pack(FrameType.REQUEST, b'{"op":"ping"}'),
-            GREETING + pack(FrameType.REQUEST, b"not json"),
-            GREETING + pack(FrameType.REQUEST, b"[1]"),
-            GREETING + pack(FrameType.REQUEST, b'{"op":7}'),
-            GREETING + pack(FrameType.REQUEST, b'{"op":"nosuch"}'),
-            GREETING + pack(FrameType.REQUEST, b"[" * 10_000),
-            GREETING + pack(FrameType.REQUEST, b'{"op":"exec"}'),
-            GREETING + pack(FrameType.REQUEST, b'{"op":"exec","id":"a","argv":"x","env":[1]}'),
-            GREETING + pack(FrameType.REQUEST, b'{"op":"exec","id":"a","argv":[1,null]}'),
-            GREETING + pack(FrameType.REQUEST, b'{"op":"write","path":"x"}') + b"\xff" * 64,
-            GREETING + pack(FrameType.REQUEST, b'{"op":"read"}'),
-            GREETING + pack(FrameType.REQUEST, b'{"op":"attach"}'),
-            GREETING + pack(FrameType.REQUEST, b'{"op":"dial","port":1e99}'),
-            GREETING + pack(FrameType.REQUEST, b'{"op":"list","path":7,"limit":-1}'),
-            GREETING + b"\x00\x10\x00\x01\x02" + bytes(11),
-        ],
-    )
+    @pytest.mark.parametrize("noise", list(NOISE.values()), ids=list(NOISE))
     async def test_noise_ends_one_connection_and_no_more(
         self, subject: Subject, noise: bytes
     ) -> None:

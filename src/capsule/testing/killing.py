@@ -126,13 +126,13 @@ async def nobody_left(subject: Subject, pid: int) -> None:
 class TestKill:
     @evasions
     async def test_a_timeout_ends_everything(self, subject: Subject, evasion: str) -> None:
-        stream, pid = await hunted(subject, evasion, timeout=2.5)
+        stream, pid = await hunted(subject, evasion, timeout=2.0)
         async with stream:
             await drain(stream)
         assert stream.exit is not None
         assert stream.exit.reason is Reason.TIMED_OUT
         assert stream.exit.timed_out
-        assert 2500 <= stream.exit.duration_ms < 5000
+        assert 2000 <= stream.exit.duration_ms < 5000
         await nobody_left(subject, pid)
 
     @evasions
