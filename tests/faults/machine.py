@@ -1,0 +1,266 @@
+"""A server that can be killed and started again, and the questions asked after every fault.
+
+    async with running(nursery) as machine:
+        …
+
+ends with the whole list of `security.md` §5: health is 200, processes, cgroups, mounts, folders
+and store agree, descriptors and tasks are back to where they were, nothing complains in the log;
+and again after everything was deleted, and after a graceful stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.faults.footprint import Footprint, look
+from tests.faults.nursery import Nursery
+from tests.support import eventually, free_port
+from tests.support.servers import clean_env
+
+COMPLAINTS = re.compile(
+    r"never retrieved|never awaited|Traceback|incident |failed unexpectedly|\"level\": \"error\""
+)
+START_WITHIN = 30.0
+SETTLE_WITHIN = 10.0
+
+
+class Machine:
+    def __init__(self, nursery: Nursery, base: Path, **settings: str) -> None:
+        self.nursery = nursery
+        self.base = base
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.pid = 0
+        self.tolerated: list[str] = []  # complaints that a fault is meant to cause
+        self.how: dict[str, Any] = {}  # to start the server with; see nursery_main.py
+        named = {
+            "PORT": str(self.port),
+            "DATA_DIR": str(base / "data"),
+            "RUN_DIR": str(base / "run"),
+            "DRAIN_TIMEOUT": "5",
+            "LOG_FORMAT": "json",
+            **settings,
+        }
+        if agent := os.environ.get("CAPSULE_AGENT"):
+            named["AGENT"] = agent
+        whose = clean_env() if nursery.user is None else nursery.user.env
+        self.env = {**whose, **{f"CAPSULE_{name}": value for name, value in named.items()}}
+
+    async def start(self) -> None:
+        """Returns when it answers."""
+        self.spawn()
+        await self.answering()
+
+    def spawn(self) -> None:
+        self.pid = self.nursery.start(
+            env=self.env,
+            cwd=str(self.base),
+            log=str(self.base / "log"),
+            watch=str(self.base / "watch"),
+            **self.how,
+        )
+
+    async def answering(self) -> None:
+        async def answers() -> bool:
+            assert self.code() is None, f"it ended with {self.code()}:\n{self.log()[-3000:]}"
+            with suppress(httpx.TransportError):
+                return await self.health() == 200
+            return False
+
+        await eventually(answers, what="the server answers", within=START_WITHIN)
+
+    async def health(self) -> int:
+        async with self.http(timeout=5) as http:
+            return (await http.get("/health")).status_code
+
+    def code(self) -> int | None:
+        return self.nursery.code(self.pid)
+
+    async def ended(self, within: float = 15.0) -> int:
+        """Its exit code, once it has one."""
+        await eventually(lambda: self.code() is not None, what="the server ends", within=within)
+        code = self.code()
+        assert code is not None
+        return code
+
+    async def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        assert await self.ended() == -signal.SIGKILL
+
+    async def stop(self) -> int:
+        os.kill(self.pid, signal.SIGTERM)
+        return await self.ended()
+
+    def http(self, timeout: float = 30.0, **options: Any) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        options = {"limits": limits, "trust_env": False, **options}
+        return httpx.AsyncClient(base_url=self.url, timeout=timeout, **options)
+
+    def log(self) -> str:
+        return (self.base / "log").read_text(errors="replace")
+
+    def complaints(self) -> list[str]:
+        lines = [line for line in self.log().splitlines() if COMPLAINTS.search(line)]
+        return [line for line in lines if not any(t in line for t in self.tolerated)]
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def memory(self) -> int:
+        """Resident bytes of the server itself."""
+        pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGESIZE")
+
+    async def tasks(self) -> list[str]:
+        reader, writer = await asyncio.open_unix_connection(str(self.base / "watch"))
+        writer.write(b"tasks\n")
+        answer: list[str] = json.loads(await reader.readline())
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    @asynccontextmanager
+    async def lags(self) -> AsyncIterator[list[float]]:
+        """How late the server's loop was during the block, filled in at its end."""
+        found: list[float] = []
+        path = str(self.base / "watch")
+        reader, writer = await asyncio.open_unix_connection(path, limit=2**24)
+        writer.write(b"lag\n")
+        try:
+            yield found
+            writer.write(b"\n")
+            found += sorted(json.loads(await reader.readline()))
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    def footprint(self) -> Footprint:
+        serving = self.pid if self.code() is None else None
+        tests = frozenset({os.getpid(), self.nursery.process.pid})
+        return look(self.base, server=serving, ignored=tests)
+
+    def record(self, id: str) -> dict[str, Any]:
+        """What the provider noted down about a box."""
+        found: dict[str, Any] = json.loads((self.base / "run/boxes" / id / "box.json").read_bytes())
+        return found
+
+    async def agree(self, within: float = SETTLE_WITHIN) -> Footprint:
+        """Kernel, directories, store and API agree."""
+        serving = self.code() is None
+
+        async def agreed() -> Footprint | None:
+            seen = await asyncio.to_thread(self.footprint)
+            found = seen.differences(serving=serving)
+            if serving and not found:
+                found = differing_from_api(seen, await self.listed())
+            self._found = found
+            return None if found else seen
+
+        return await self._until(agreed, within)
+
+    async def _until(self, agreed: Callable[[], Any], within: float) -> Footprint:
+        deadline = asyncio.get_running_loop().time() + within
+        while True:
+            if seen := await agreed():
+                assert isinstance(seen, Footprint)
+                return seen
+            late = asyncio.get_running_loop().time() > deadline
+            assert not late, f"after {within} s they disagree: {self._found}\n{self.log()[-2000:]}"
+            await asyncio.sleep(0.05)
+
+    async def listed(self) -> dict[str, str]:
+        """Sandboxes and their states, as the API says."""
+        async with self.http() as http:
+            answer = await http.get("/v1/sandboxes")
+        return {each["id"]: each["state"] for each in answer.json()["sandboxes"]}
+
+    async def delete_all(self) -> None:
+        async with self.http() as http:
+            for id in await self.listed():
+                answer = await http.delete(f"/v1/sandboxes/{id}")
+                assert answer.status_code in (200, 404, 410), answer.text
+
+
+def differing_from_api(seen: Footprint, listed: dict[str, str]) -> list[str]:
+    return [] if seen.rows == listed else [f"store: {seen.rows}, API: {listed}"]
+
+
+@asynccontextmanager
+async def running(nursery: Nursery, **settings: str) -> AsyncIterator[Machine]:
+    """A machine with a server on it; `settings` as for `real_server`."""
+    async with machine(nursery, **settings) as made:
+        await made.start()
+        before, tasks = made.descriptors(), await made.tasks()
+        yield made
+        if made.code() is not None:
+            await made.start()
+        assert await made.health() == 200
+        await made.agree()
+        await made.delete_all()
+        await made.agree()
+        await settled(made, before, tasks)
+        assert await made.stop() == 0
+        seen = made.footprint()
+        assert seen.differences(serving=False) == []
+        assert seen.rows == {}
+        assert made.complaints() == []
+
+
+async def settled(machine: Machine, descriptors: int, tasks: list[str]) -> None:
+    """Back to where they were within ten seconds."""
+    counts: list[Any] = []
+
+    async def back() -> bool:
+        counts[:] = machine.descriptors(), await machine.tasks()
+        return counts[0] <= descriptors and len(counts[1]) <= len(tasks)
+
+    deadline = asyncio.get_running_loop().time() + SETTLE_WITHIN
+    while not await back():
+        late = asyncio.get_running_loop().time() > deadline
+        assert not late, f"was {descriptors} fds, {tasks}; is {counts}"
+        await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def machine(nursery: Nursery, **settings: str) -> AsyncIterator[Machine]:
+    """One without a server yet. Whatever happens, nothing is left of it."""
+    home = "/tmp" if nursery.user is None else str(nursery.user.home)
+    base = Path(tempfile.mkdtemp(prefix="cf-", dir=home))  # short: sockets are bound below
+    base.chmod(0o755)
+    if nursery.user is not None and os.getuid() == 0:
+        os.chown(base, nursery.user.uid, nursery.user.uid)
+    made = Machine(nursery, base, **settings)
+    try:
+        yield made
+    finally:
+        await clear_away(made)
+
+
+async def clear_away(machine: Machine) -> None:
+    """Also after a test that failed halfway: a last server removes what is left."""
+    if machine.pid:
+        machine.env["CAPSULE_DRAIN"] = "delete"
+        if machine.code() is None:
+            await machine.kill()
+        if machine.footprint().folders:
+            machine.how = {}
+            machine.spawn()
+            with suppress(AssertionError, pytest.fail.Exception):
+                await machine.answering()
+                await machine.stop()
+        if machine.code() is None:
+            await machine.kill()
+    await asyncio.to_thread(shutil.rmtree, machine.base, ignore_errors=True)

@@ -1,0 +1,163 @@
+"""The program behind `nursery.py`: imports Capsule once, then forks a server for each request.
+
+    stdin    {"do": "start", "env", "cwd", "log", …}  →  {"pid"}
+             {"do": "code", "pid"}                     →  {"code"}, null while it runs
+
+A server that begins here is one that `capsule serve` would have begun, half a second later. What
+is added is one thread, which tells what cannot be seen from outside (`watcher`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+PRELOADED = (
+    "capsule.app",
+    "capsule.cli.app",
+    "capsule.cli.main",
+    "capsule.cli.serve",
+    "capsule.providers.local.build",
+    "typer.main",
+)
+
+codes: dict[int, int] = {}
+
+
+def main() -> None:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, reap)
+    print("{}", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "start":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            pid = os.fork()
+            if not pid:
+                become_server(request)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            answer: dict[str, Any] = {"pid": pid}
+        else:
+            answer = {"code": codes.get(request["pid"])}
+        print(json.dumps(answer), flush=True)
+
+
+def reap(*_: object) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        codes[pid] = os.waitstatus_to_exitcode(status)
+
+
+def become_server(request: dict[str, Any]) -> NoReturn:
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        os.setsid()
+        os.chdir(request["cwd"])
+        rewire(request["log"])
+        os.environ.clear()
+        os.environ.update(request["env"])
+        if nofile := request.get("nofile"):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
+        for file in request.get("join", ()):
+            Path(file).write_text(str(os.getpid()))
+        for place, value in request.get("replace", {}).items():
+            module, _, name = place.partition(":")
+            assert hasattr(importlib.import_module(module), name), place
+            setattr(importlib.import_module(module), name, value)
+        watcher(request["watch"])
+        code = serve()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def rewire(log: str) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(nothing, 0)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.closerange(3, 256)
+
+
+def serve() -> int:
+    from capsule.cli.main import execute
+
+    return execute(["serve"])
+
+
+def watcher(path: str) -> None:
+    """Answer on a Unix socket: `tasks`, or `lag` (until the next line) of the server's loop."""
+    import uvloop
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    make = uvloop.new_event_loop
+
+    def remember() -> uvloop.Loop:
+        loop = make()
+        loops.append(loop)
+        return loop
+
+    uvloop.new_event_loop = remember  # type: ignore[assignment]
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(8)
+
+    def watch() -> None:
+        while True:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rw") as stream:
+                word = stream.readline().strip()
+                answer = tasks(loops[0]) if word == "tasks" else lags(loops[0], connection)
+                stream.write(json.dumps(answer) + "\n")
+                stream.flush()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def tasks(loop: asyncio.AbstractEventLoop) -> list[str]:
+    gc.collect()  # what was forgotten complains when it is collected
+    return sorted(repr(task.get_coro()) for task in asyncio.all_tasks(loop))
+
+
+def lags(loop: asyncio.AbstractEventLoop, until: socket.socket) -> list[float]:
+    """How long the loop took to come round, asked about forty times a second."""
+    seen: list[float] = []
+    until.settimeout(0.02)
+    while True:
+        done = threading.Event()
+        asked = time.monotonic()
+        loop.call_soon_threadsafe(done.set)
+        done.wait(60)
+        seen.append(time.monotonic() - asked)
+        try:
+            until.recv(1)
+            return seen
+        except TimeoutError:
+            continue
+
+
+if __name__ == "__main__":
+    main()
