@@ -12,7 +12,7 @@ NotSupportedError Output SandboxInfo Terminal TooLargeError Transfer Unauthentic
 UnavailableError Unenforced Written WrongStateError
 """.split()
 
-CLIENT = "aclose close connect create get list list_info".split()
+CLIENT = "aclose close connect create get list".split()
 SANDBOX = """
 attach batch connect_terminal delete download exec execs exists info keep_alive kill list_dir
 metrics mkdir move read_file read_file_text read_stream refresh remove run send_input set_timeout

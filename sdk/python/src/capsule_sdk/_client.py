@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict, Unpack
 import httpx
 
 from ._drivers import AsyncDriver, SyncDriver, Target
-from ._flow import Flow, method
+from ._flow import Flow
 from ._rpc import new_key, rpc
 from ._sandbox import AsyncCapsule, Capsule
 from .errors import InvalidError
@@ -64,11 +64,9 @@ def create_params(template: str, options: CreateOptions) -> dict[str, Any]:
 class ClientMethods:
     _driver: SyncDriver | AsyncDriver
 
-    @method
-    def list_info(
-        self, *, metadata: Mapping[str, str] | None = None, state: str | None = None
+    def _list(
+        self, metadata: Mapping[str, str] | None, state: str | None
     ) -> Flow[list[SandboxInfo]]:
-        """Every sandbox of this server, oldest first; only those with these metadata and state."""
         body = yield from self._rpc("list", {"metadata": metadata, "state": state})
         return [SandboxInfo.from_json(info) for info in body["sandboxes"]]
 
@@ -112,7 +110,8 @@ class CapsuleClient(ClientMethods):
         self, *, metadata: Mapping[str, str] | None = None, state: str | None = None
     ) -> list[Capsule]:
         """Every sandbox of this server, oldest first; only those with these metadata and state."""
-        return [Capsule(self._driver, i) for i in self.list_info(metadata=metadata, state=state)]
+        found = self._driver.run(self._list(metadata, state))
+        return [Capsule(self._driver, info) for info in found]
 
     def close(self) -> None:
         """Close the connections. Sandboxes live on."""
@@ -156,7 +155,7 @@ class AsyncCapsuleClient(ClientMethods):
         self, *, metadata: Mapping[str, str] | None = None, state: str | None = None
     ) -> list[AsyncCapsule]:
         """Every sandbox of this server, oldest first; only those with these metadata and state."""
-        found = await self.list_info(metadata=metadata, state=state)
+        found = await self._driver.run(self._list(metadata, state))
         return [AsyncCapsule(self._driver, info) for info in found]
 
     async def aclose(self) -> None:
