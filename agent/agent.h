@@ -111,7 +111,7 @@ bool disk_make_dirs(const char *root, bool outside, struct fault *f);
 bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
 
 /* confine.c: what every program and file worker goes through before it may act */
-bool confine(struct fault *f);        /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order */
+bool confine(struct fault *f, bool filter); /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order */
 bool confine_cgroups(struct fault *f);
 bool landlock_apply(struct fault *f);
 int landlock_abi(void);

@@ -76,7 +76,9 @@ bool disk_mount(struct fault *f) {
     const struct json *disk = json_get(box.spec, "disk");
     if (!strcmp(box.disk_kind, "dir")) {
         if (!box.disk_path) return fault_set(f, EINVAL, "launch: disk.path is missing");
-        if (mkdir(box.disk_path, 0711) && errno != EEXIST) return fault_set(f, errno, "make disk directory");
+        bool own_uid = box.user_mode == USER_UID; /* others do not even learn what files there are, or run a setuid one */
+        if (mkdir(box.disk_path, 0700) && errno != EEXIST) return fault_set(f, errno, "make disk directory");
+        if (own_uid && (chown(box.disk_path, 0, box.gid + box.uid_base) || chmod(box.disk_path, 0710))) return fault_set(f, errno, "own disk directory");
         return disk_make_dirs(box.disk_path, true, f);
     }
     if (strcmp(box.disk_kind, "loop")) return true; /* tmpfs: pid 1 mounts it */

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 
@@ -87,6 +88,12 @@ static void reply_stat(const char *path, const char *shown, bool follow) {
     reply(&b);
 }
 
+/* Nothing of procfs: there, /proc/self is not the program's but ours. */
+static bool is_plain(int fd, const struct stat *st) {
+    struct statfs fs;
+    return S_ISREG(st->st_mode) && !fstatfs(fd, &fs) && fs.f_type != 0x9fa0;
+}
+
 static void op_read(const struct json *r) {
     char path[PATH_MAX];
     struct stat st;
@@ -97,7 +104,7 @@ static void op_read(const struct json *r) {
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
     if (fstat(fd, &st)) refuse(errno, "stat");
     if (S_ISDIR(st.st_mode)) refuse(EISDIR, "open");
-    if (!S_ISREG(st.st_mode)) refuse_as("invalid", "open", "not a regular file");
+    if (!is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
     if (offset > 0 && lseek(fd, (off_t)offset, SEEK_SET) < 0) refuse(errno, "seek");
     buf_printf(&b, "{\"size\":%lld,\"mode\":%u,\"mtime\":%.6f}", (long long)st.st_size, (unsigned)(st.st_mode & 07777),
                (double)st.st_mtim.tv_sec + (double)st.st_mtim.tv_nsec / 1e9);
@@ -161,7 +168,7 @@ static void append_file(const struct json *r, const char *path, mode_t mode) {
     struct stat st;
     int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) refuse_as("invalid", "open", "not a regular file");
+    if (fstat(fd, &st) || !is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
     receive_file(fd, NULL);
     close(fd); /* before the answer: nobody can execute a file that is open for writing */
     reply_stat(path, json_str(r, "path"), true);
@@ -243,6 +250,14 @@ static void op_list(const struct json *r) {
     reply(&l.b);
 }
 
+/* Where programs share the server's uid, seccomp refuses to change a mode by path, which Landlock does not check; to open
+ * the file first is something it does check. */
+static bool set_mode(const char *path, mode_t mode) {
+    if (!chmod(path, mode)) return true;
+    cleanup_fd int fd = errno == EPERM ? open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
+    return fd >= 0 && !fchmod(fd, mode);
+}
+
 static void op_mkdir(const struct json *r) {
     char path[PATH_MAX];
     struct stat st;
@@ -254,7 +269,7 @@ static void op_mkdir(const struct json *r) {
     if (mkdir(path, mode)) {
         int err = errno;
         if (!parents || stat(path, &st) || !S_ISDIR(st.st_mode)) refuse(err, "mkdir");
-    } else if (chmod(path, mode)) refuse(errno, "chmod");
+    } else if (!set_mode(path, mode)) refuse(errno, "chmod");
     reply(&b);
 }
 
@@ -281,7 +296,7 @@ static void op_remove(const struct json *r) {
 static void op_chmod(const struct json *r) {
     char path[PATH_MAX];
     struct buf b = {0};
-    if (chmod(path_of(r, "path", path), (mode_t)json_num(r, "mode", 0644) & 0777)) refuse(errno, "chmod");
+    if (!set_mode(path_of(r, "path", path), (mode_t)json_num(r, "mode", 0644) & 0777)) refuse(errno, "chmod");
     reply(&b);
 }
 
@@ -298,8 +313,17 @@ static void op_symlink(const struct json *r) {
 static struct { int wd; char *path; } *watches;
 static int nwatches;
 
+/* Opened first: Landlock does not check what is watched, but what is opened. */
+static int watch_path(int fd, const char *real, bool follow) {
+    char path[40];
+    cleanup_fd int at = open(real, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW));
+    if (at < 0) return -1;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", at);
+    return inotify_add_watch(fd, path, IN_CREATE | IN_CLOSE_WRITE | IN_MODIFY | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_ATTRIB | IN_DELETE_SELF | IN_EXCL_UNLINK);
+}
+
 static void add_watch(int fd, const char *real, const char *shown, bool recursive, int depth) {
-    int wd = nwatches < MAX_WATCHES ? inotify_add_watch(fd, real, IN_CREATE | IN_CLOSE_WRITE | IN_MODIFY | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_ATTRIB | IN_DELETE_SELF | IN_EXCL_UNLINK | (depth ? IN_DONT_FOLLOW : 0)) : -1;
+    int wd = nwatches < MAX_WATCHES ? watch_path(fd, real, !depth) : -1;
     if (wd < 0) {
         if (!depth) refuse(errno, "watch");
         return;
@@ -383,10 +407,11 @@ void file_main(int request_fd, int conn_fd) {
     char *text = mmap(NULL, (size_t)st.st_size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE, request_fd, 0);
     struct json *r = text == MAP_FAILED ? NULL : json_parse(text, (size_t)st.st_size);
     if (!r) _exit(1);
-    if (!confine(&f)) { frame_error(conn, &f, NULL); finish(); }
+    const char *op = json_str(r, "op");
+    /* without namespaces programs have no inotify, as it would tell them the names of the host's files */
+    if (!confine(&f, box.namespaces || strcmp(op, "watch"))) { frame_error(conn, &f, NULL); finish(); }
     for (int i = 0; i < box.ncgroups; i++) drop_fd(&box.cgroup_fds[i]);
     if (chdir("/")) _exit(1);
-    const char *op = json_str(r, "op");
     if (!strcmp(op, "stat")) reply_stat(path_of(r, "path", path), json_str(r, "path"), json_bool(r, "follow", false));
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!strcmp(op, ops[i].name)) ops[i].run(r);

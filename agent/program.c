@@ -139,7 +139,7 @@ void program_main(const int fds[FD_ROLES], int nfds) {
     if (carry >= 0) dup2(carry, 3);
     else close(3);
     const char *where = json_str(request, "cwd");
-    if (!confine(&f)) fail(&f);
+    if (!confine(&f, true)) fail(&f);
     if (!box_path(where ? where : "/workspace", cwd, sizeof cwd)) { fault_set(&f, EINVAL, "chdir"); fail(&f); }
     if (chdir(cwd)) { fault_set(&f, errno, "chdir"); fail(&f); }
     exec_in_path(argv, envp, json_str(json_get(request, "env"), "PATH"), &f);

@@ -93,7 +93,7 @@ def test_the_request_as_root() -> None:
         "cgroup_version": 1,
         "rlimits": {
             "nofile": 1024,
-            "core": 0,
+            "core": 1,
             "fsize": GIB,
             "sigpending": 1024,
             "msgqueue": 256 * 1024,

@@ -493,6 +493,11 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], int]] = {
     "lookup_dcookie": ("lookup_dcookie", (0, 0, 0), EPERM),
     "nfsservctl": ("nfsservctl", (0, 0, 0), EPERM),
     "vhangup": ("vhangup", (), EPERM),
+    "limits of others": ("prlimit64", (1, 7, 0, Room(16)), EPERM),
+    "core limit": ("prlimit64", (0, 4, Room(16), 0), 0),
+    "core limit with high bits": ("prlimit64", (0, 4 | HIGH, Room(16), 0), 0),
+    "core limit by setrlimit": ("setrlimit", (4, Room(16)), 0),
+    "core limit by setrlimit with high bits": ("setrlimit", (4 | HIGH, Room(16)), 0),
     "sched_setaffinity": ("sched_setaffinity", (0, 128, Room(b"\xff" * 128)), EPERM),
     "mbind": ("mbind", (0, 0, 0, 0, 0, 0), ENOSYS),
     "set_mempolicy": ("set_mempolicy", (0, 0, 0), ENOSYS),
@@ -660,6 +665,9 @@ ALLOWED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "getgroups": ("getgroups", (0, 0)),
     "setpriority": ("setpriority", (0, PID, 19)),
     "prlimit64": ("prlimit64", (0, 7, 0, Room(16))),
+    "read core limit": ("prlimit64", (0, 4, 0, Room(16))),
+    **{f"setrlimit {n}": ("setrlimit", (n, 1)) for n in (0, 1, 2, 3, *range(5, 16))},
+    **{f"prlimit64 {n}": ("prlimit64", (0, n, 1, 0)) for n in (0, 1, 2, 3, *range(5, 16))},
     "sched_getaffinity": ("sched_getaffinity", (0, 128, Room(128))),
     "futex_waitv": ("futex_waitv", (0, 0, 0, 0, 0)),
     "fchmodat2": ("fchmodat2", (-100, Text("/nonexistent"), 0, 0)),
@@ -729,10 +737,11 @@ def allowed_plainly(source: dict[str, Any]) -> set[str]:
 def test_landlock_is_the_default_minus_what_namespaces_made_private() -> None:
     less = allowed_plainly(DEFAULT) - allowed_plainly(LANDLOCK)
     assert allowed_plainly(LANDLOCK) < allowed_plainly(DEFAULT)
-    conditional = {"prlimit64", "setpriority", "ioprio_set"}
+    conditional = {"setpriority", "ioprio_set"}
     conditional |= {"sched_setattr", "sched_setparam", "sched_setscheduler"}
     connecting = {"accept", "accept4", "bind", "connect", "listen"}
-    assert less == SYSV_AND_QUEUES | connecting | conditional
+    inotify = {"inotify_add_watch", "inotify_init", "inotify_init1", "inotify_rm_watch"}
+    assert less == SYSV_AND_QUEUES | connecting | conditional | inotify
 
 
 LANDLOCK_REFUSED: dict[str, tuple[str, tuple[Any, ...], int]] = {
@@ -747,6 +756,8 @@ LANDLOCK_REFUSED: dict[str, tuple[str, tuple[Any, ...], int]] = {
     "raw pair": ("socketpair", (AF_UNIX, RAW, 0, Room(8)), ENOSYS),
     "shmget": ("shmget", (0, 4096, 0), ENOSYS),
     "mq_open": ("mq_open", (Text("x"), 0, 0, 0), ENOSYS),
+    "inotify": ("inotify_init1", (0,), ENOSYS),
+    "core limit": ("prlimit64", (0, 4, Room(16), 0), 0),
     "limits of others": ("prlimit64", (1, 7, 0, Room(16)), EPERM),
     "priority of others": ("setpriority", (0, 1, 19), EPERM),
     "priority of the uid": ("setpriority", (2, 0, 19), EPERM),

@@ -167,7 +167,8 @@ def charged_memory(limits: Limits, backing: str) -> int:
 
 
 def rlimits(level: Isolation, limits: Limits, facts: Facts, backing: str) -> dict[str, int]:
-    values = {"nofile": limits.open_files, "core": 0, "fsize": limits.disk, **PER_USER}
+    # At 0 a core is still made where the host pipes cores to a program; at 1 the kernel makes none.
+    values = {"nofile": limits.open_files, "core": 1, "fsize": limits.disk, **PER_USER}
     if level is Isolation.NAMESPACES or facts.uid_ranges:
         # Where the box has one uid for everything, its pid 1 is counted as well.
         values["nproc"] = limits.processes + (0 if facts.uid_ranges else 1)
