@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
@@ -29,6 +29,8 @@ from capsule.providers.registry import make_provider
 from capsule.service import Service
 
 BACKLOG = 2048
+
+Announce = Callable[[Config, Service, int], str]  # what a server that listens on a port says
 
 
 def version() -> str:
@@ -52,8 +54,8 @@ async def open_service(config: Config) -> AsyncIterator[Service]:
         yield service
 
 
-def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and return.
+def serve(config: Config, announce: Announce | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return. Prints what `announce` says.
 
     Raises ForbiddenError (not on loopback, and no keys), ConflictError (the port is taken), and
     what opening the service raises.
@@ -61,10 +63,10 @@ def serve(config: Config) -> None:
     check_exposure(config)
     configure_logging(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config))
+        runner.run(_serve(config, announce or banner))
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, announce: Announce) -> None:
     # Bound first: a port that is taken must not cost the start of everything else.
     with bind(config) as listener:
         async with open_service(config) as service:
@@ -72,7 +74,7 @@ async def _serve(config: Config) -> None:
             app = build_app(config, service, gate)
             server = Server(config, app, gate, on_drain=service.drain)
             listener.listen(BACKLOG)
-            sys.stdout.write(banner(config, service, listener.getsockname()[1]))
+            sys.stdout.write(announce(config, service, listener.getsockname()[1]))
             sys.stdout.flush()
             await server.serve(sockets=[listener])
 
@@ -98,10 +100,14 @@ def bind(config: Config) -> socket.socket:
     return listener
 
 
+def server_url(config: Config, port: int) -> str:
+    name = "localhost" if is_loopback(config.host) else config.host.replace("0.0.0.0", "localhost")
+    return f"http://{name}:{port}"
+
+
 def banner(config: Config, service: Service, port: int) -> str:
     """What a person sees first: where it listens, how strong the walls are, and what to paste."""
-    name = "localhost" if is_loopback(config.host) else config.host.replace("0.0.0.0", "localhost")
-    url = f"http://{name}:{port}"
+    url = server_url(config, port)
     found = service.capabilities()[config.provider]
     key = ' -H "Authorization: Bearer $CAPSULE_API_KEY"' if config.api_keys else ""
     weaker = f", {len(found.unenforced)} limits not enforced" if found.unenforced else ""

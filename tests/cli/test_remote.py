@@ -202,6 +202,18 @@ def test_serve_says_where_it_is_and_stops_when_told(cli: Cli) -> None:
         assert process.wait(15) == 0
 
 
+def test_serve_as_json_says_it_in_one_line(cli: Cli) -> None:
+    env = {**cli.env, "CAPSULE_RUN_DIR": f"{cli.env['CAPSULE_RUN_DIR']}-j"}
+    own = Cli({**env, "CAPSULE_DATA_DIR": f"{cli.env['CAPSULE_DATA_DIR']}-j"}, cli.cwd)
+    with own.popen("serve", "--port", "0", "--json", stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        body = json.loads(process.stdout.readline())
+        assert own("ls", "--url", body["url"]).code == 0
+        assert body["isolation"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
