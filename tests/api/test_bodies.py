@@ -9,7 +9,9 @@ import httpx
 import pytest
 
 from capsule.edge import body, server
-from tests.api.double import serving
+from capsule.service import CreateRequest
+from tests.api.double import ServiceDouble, serving
+from tests.support import eventually
 
 MIB = 1024 * 1024
 JSON = {"Content-Type": "application/json"}
@@ -93,3 +95,19 @@ async def test_a_connection_is_kept_for_the_next_request() -> None:
             assert b" 200 " in head.splitlines()[0]
             assert await reader.readexactly(15) == b'{"status":"ok"}'
         writer.close()
+
+
+async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WRITE_PATIENCE", 0.3)
+    service = ServiceDouble(lambda call: b"x" * 30_000_000)
+    async with serving(service) as running:
+        box = (await service.create(CreateRequest())).id
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        call = b'{"cmd": ["x"]}'
+        head = f"POST /v1/sandboxes/{box}/execs HTTP/1.1\r\nHost: localhost\r\n"
+        more = f"Content-Type: application/json\r\nContent-Length: {len(call)}\r\n\r\n"
+        writer.write((head + more).encode() + call)
+        assert b" 200 " in await reader.readline()
+        connections = running.server.server_state.connections
+        await eventually(lambda: not connections, what="the connection is gone")
+        writer.transport.abort()

@@ -6,6 +6,7 @@ import base64
 import json
 import struct
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.api.client import Api, SseEvent, events
+from tests.support import eventually
+from tests.support.servers import RealServer
 
 pytestmark = pytest.mark.real
 
@@ -260,3 +263,22 @@ async def test_an_unknown_sandbox_is_404_before_the_socket_opens(api: Api) -> No
             pass
     assert refused.value.response.status_code == 404
     assert json.loads(refused.value.response.body or b"")["error"]["code"] == "not_found"
+
+
+async def test_a_socket_that_goes_is_noticed_while_nobody_takes_its_input(
+    server: RealServer, api: Api, box: str
+) -> None:
+    await api.rpc("exec", id=box, cmd=["true"])
+    before = open_files(server)
+    async with socket_to(api, box) as socket:
+        await socket.send(json.dumps({"type": "start", "cmd": ["sleep", "100"]}))
+        await socket.recv()
+        for _ in range(8):
+            await socket.send(b"x" * 200_000)  # more than pipes and buffers on the way hold
+        assert open_files(server) > before
+        socket.transport.abort()
+    await eventually(lambda: open_files(server) <= before, what="the server let go of it")
+
+
+def open_files(server: RealServer) -> int:
+    return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))

@@ -35,7 +35,7 @@ from starlette.types import Receive, Scope, Send
 from capsule.edge import shapes as s
 from capsule.edge.errors import told, understand
 from capsule.edge.follow import Chunk, Event, Follower
-from capsule.edge.sockets import Left, Socket, guarded, race
+from capsule.edge.sockets import Inbox, Left, Socket, guarded, race
 from capsule.edge.verbs import Verbs
 from capsule.edge.views import GapView, StartedView
 from capsule.errors import InvalidError, WrongStateError
@@ -123,7 +123,8 @@ class ExecSocketEndpoint:
         text = first.frames == "text"
         follower = Follower(stream, text=text, stdout=stdout, stderr=stderr)
         try:
-            await race(_send_output(socket, follower), _take_input(socket, stream))
+            inbox = Inbox(socket)
+            await race(_send_output(socket, follower), _take_input(inbox, stream), inbox.fill())
         except (InvalidError, Left):
             raise  # a message that makes no sense, or nobody there: `guarded` closes
         except Exception as error:
@@ -153,9 +154,9 @@ async def _send_event(socket: Socket, event: Event) -> None:
         await socket.tell(event.stream, {"offset": event.offset, "data": event.data})
 
 
-async def _take_input(socket: Socket, stream: LiveExec) -> None:
-    """Ends only when the client leaves (Left): after the program's exit, input goes nowhere."""
-    async for message in socket.messages():
+async def _take_input(inbox: Inbox, stream: LiveExec) -> None:
+    """Never ends: after the program's exit, input goes nowhere."""
+    async for message in inbox:
         try:
             await _pass_on(stream, message)
         except WrongStateError:

@@ -28,7 +28,7 @@ from capsule.errors import InvalidError
 log = logging.getLogger("capsule.edge")
 
 HEADER_PATIENCE = 20.0  # from the first byte (or the connection) to the end of a request's headers
-WRITE_PATIENCE = 60.0  # a peer that takes nothing of what we send for this long is gone
+WRITE_PATIENCE = 50.0  # a peer that takes nothing of what we send for this long is gone
 MAX_HEADERS = 64 * 1024
 KEEP_ALIVE = 75  # longer than clients keep theirs: they close first, and no request is lost
 MAX_MESSAGE = 1024 * 1024  # of a WebSocket
@@ -135,9 +135,10 @@ def _keep_probing(transport: asyncio.Transport) -> None:
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     for option, value in (
-        (socket.TCP_KEEPIDLE, 30),
+        (socket.TCP_KEEPIDLE, 20),
         (socket.TCP_KEEPINTVL, 10),
         (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 50_000),  # the same for data it never acknowledges
     ):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -161,7 +162,8 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=2,
                 ws_max_size=MAX_MESSAGE,
                 ws_ping_interval=20,
-                ws_ping_timeout=20,
+                # No pong comes while we do not read, and we do not while a program takes no input.
+                ws_ping_timeout=None,
                 ws_per_message_deflate=False,
             )
         )

@@ -2,13 +2,14 @@
 directions at once.
 
 guarded ── the handler
-            └─ race: out (program → client), in (client → program), and whatever else may end it
-               the first to finish ends the others
+            └─ race: out (program → client), inbox.fill (client → inbox), in (inbox → program),
+               and whatever else may end it; the first to finish ends the others
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -17,12 +18,14 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from capsule.edge.errors import encode, one_line, send_error, understand
-from capsule.errors import CapsuleError, InvalidError
+from capsule.errors import CapacityError, CapsuleError, InvalidError
 
 T = TypeVar("T")
 
 RESTART = 1012
 RESTART_REASON = "the server restarts; come back, what runs goes on"
+INPUT_PATIENCE = 600.0
+_OVERHEAD = 64  # empty messages take room too
 _MAX_REASON = 123  # bytes; the frame has no room for more
 
 
@@ -53,10 +56,6 @@ class Socket:
         text: str | None = message.get("text")
         return message.get("bytes") or b"" if text is None else text
 
-    async def messages(self) -> AsyncIterator[str | bytes]:
-        while True:
-            yield await self.receive()
-
     async def say(self, data: str | bytes) -> None:
         kind = "text" if isinstance(data, str) else "bytes"
         await self._put({"type": "websocket.send", kind: data})
@@ -76,6 +75,47 @@ class Socket:
         except (OSError, RuntimeError):
             # uvicorn's ClientDisconnected is an OSError; RuntimeError: a close crossed ours
             raise Left from None
+
+
+class Inbox:
+    """What the client sent and the program has not taken yet, up to a limit.
+
+    Reading ahead is how its leaving is noticed while the program takes no input. At the limit we
+    cannot tell any more, so such a client is let go after INPUT_PATIENCE without headway.
+    """
+
+    def __init__(self, socket: Socket, limit: int = 1024 * 1024) -> None:
+        self._socket = socket
+        self._limit = limit
+        self._size = 0
+        self._waiting: collections.deque[str | bytes] = collections.deque()
+        self._changed = asyncio.Condition()
+
+    async def fill(self) -> None:
+        """Raises Left, or CapacityError when nobody takes the input; never returns."""
+        while True:
+            message = await self._socket.receive()
+            async with self._changed:
+                self._waiting.append(message)
+                self._size += len(message) + _OVERHEAD
+                self._changed.notify_all()
+                await self._room()
+
+    async def _room(self) -> None:
+        while self._size > self._limit:
+            try:
+                await asyncio.wait_for(self._changed.wait(), INPUT_PATIENCE)
+            except TimeoutError:
+                raise CapacityError("the program takes no more input") from None
+
+    async def __aiter__(self) -> AsyncIterator[str | bytes]:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._waiting)
+                message = self._waiting.popleft()
+                self._size -= len(message) + _OVERHEAD
+                self._changed.notify_all()
+            yield message
 
 
 async def guarded(socket: Socket, handler: Callable[[Socket], Awaitable[None]]) -> None:

@@ -31,7 +31,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from capsule.edge.shapes import Name, Shape, Side, parse
-from capsule.edge.sockets import RESTART, RESTART_REASON, Socket, guarded, query, race
+from capsule.edge.sockets import RESTART, RESTART_REASON, Inbox, Socket, guarded, query, race
 from capsule.edge.text import TextCut
 from capsule.edge.verbs import Verbs
 from capsule.edge.views import ExitView
@@ -82,7 +82,11 @@ class TerminalEndpoint:
         try:
             viewer = Viewer(socket, session, binary=wanted.encoding == "binary")
             await viewer.open()
-            if await race(viewer.output(), viewer.input(), gate.closing.wait()) == 2:
+            inbox = Inbox(socket)
+            ended = await race(
+                viewer.output(), gate.closing.wait(), viewer.input(inbox), inbox.fill()
+            )
+            if ended == 1:
                 await socket.close(RESTART, RESTART_REASON)
             else:
                 await viewer.close()
@@ -114,8 +118,8 @@ class Viewer:
         if not self._binary and (rest := cut.flush()):
             await self._socket.say(rest)
 
-    async def input(self) -> None:
-        async for message in self._socket.messages():
+    async def input(self, inbox: Inbox) -> None:
+        async for message in inbox:
             if self._framed and isinstance(message, str):
                 await self._obey(message)
             else:

@@ -135,7 +135,13 @@ class Verbs:
         most = 8 * 1024 * 1024
         shape = s.Attach(exec_id=exec_id, max_bytes=most, encoding=encoding)  # type: ignore[arg-type]
         seen = await self.attach(id, shape)
-        return structs.replace(view, stdout=seen.stdout, stderr=seen.stderr)
+        return structs.replace(
+            view,
+            stdout=seen.stdout,
+            stderr=seen.stderr,
+            stdout_offset=seen.stdout_offset,
+            stderr_offset=seen.stderr_offset,
+        )
 
     async def _find(self, id: str, exec_id: str) -> ExecInfo:
         for info in await self.service.execs(id):

@@ -161,6 +161,8 @@ class ExecInfoView(View, frozen=True, kw_only=True):
     exit: ExitView | None
     stdout: str | UnsetType = UNSET
     stderr: str | UnsetType = UNSET
+    stdout_offset: int | UnsetType = UNSET  # how far `stdout` goes; the rest is in the stream
+    stderr_offset: int | UnsetType = UNSET
 
     @classmethod
     def of(cls, info: ExecInfo) -> ExecInfoView:

@@ -1,0 +1,93 @@
+"""What a follower makes of an exec's stream: gaps, unfinished characters, a box that dies."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from capsule.edge.follow import Chunk, Event, Follower
+from capsule.edge.views import ExitView, GapView
+from capsule.errors import UnavailableError
+from capsule.link.exec_stream import Gap, Output
+from capsule.model import Exit, Reason, Stream
+from capsule.service import LiveExec
+
+OUT, ERR, PTY = Stream.STDOUT, Stream.STDERR, Stream.PTY
+
+
+class Said:
+    """An exec's stream that says what a test tells it to."""
+
+    exec_id = "e1"
+
+    def __init__(self, *items: Output | Gap | Exception) -> None:
+        self._items = list(items)
+        self.exit: Exit | None = None
+
+    def __aiter__(self) -> Said:
+        return self
+
+    async def __anext__(self) -> Output | Gap:
+        if not self._items:
+            self.exit = Exit(Reason.EXITED, 0)
+            raise StopAsyncIteration
+        item = self._items.pop(0)
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+
+def follower(*items: Output | Gap | Exception, text: bool = True, **offsets: int) -> Follower:
+    return Follower(cast(LiveExec, Said(*items)), text=text, **offsets)
+
+
+async def all_of(source: Follower) -> list[Any]:
+    seen: list[Event] = [event async for event in source]
+    assert isinstance(seen[-1], ExitView)
+    return seen[:-1]
+
+
+async def test_a_character_over_two_chunks_is_one_event() -> None:
+    source = follower(Output(OUT, 0, b"a\xe2\x82"), Output(OUT, 3, b"\xac!"))
+    assert await all_of(source) == [Chunk(OUT, 0, "a"), Chunk(OUT, 1, "€!")]
+    assert source.offsets == (5, 0)
+
+
+async def test_streams_do_not_mix_their_characters() -> None:
+    source = follower(
+        Output(OUT, 0, b"\xe2"), Output(ERR, 0, b"\xe2\x82\xac"), Output(OUT, 1, b"\x82\xac")
+    )
+    assert await all_of(source) == [Chunk(ERR, 0, "€"), Chunk(OUT, 0, "€")]
+
+
+async def test_what_is_unfinished_at_the_end_is_told() -> None:
+    source = follower(Output(PTY, 0, b"ok\xf0\x9f"))
+    assert await all_of(source) == [Chunk(PTY, 0, "ok"), Chunk(PTY, 2, "�")]
+    assert source.offsets == (4, 0)
+
+
+async def test_a_gap_is_told_with_what_was_held_before_it() -> None:
+    source = follower(Output(OUT, 0, b"x\xe2"), Gap(OUT, 2, 50), Output(OUT, 50, b"y"))
+    assert await all_of(source) == [
+        Chunk(OUT, 0, "x"),
+        Chunk(OUT, 1, "�"),
+        GapView(stream=OUT, start=2, end=50),
+        Chunk(OUT, 50, "y"),
+    ]
+
+
+async def test_bytes_are_passed_as_they_come() -> None:
+    source = follower(Output(OUT, 7, b"\xe2"), Output(ERR, 3, b"\x82"), text=False, stdout=7)
+    assert await all_of(source) == [Chunk(OUT, 7, b"\xe2"), Chunk(ERR, 3, b"\x82")]
+    assert source.offsets == (8, 4)
+
+
+async def test_a_broken_stream_invents_no_exit_and_counts_no_half_character() -> None:
+    source = follower(Output(OUT, 0, b"ab\xe2\x82"), UnavailableError("the agent is gone"))
+    seen: list[Event] = []
+    with pytest.raises(UnavailableError):
+        async for event in source:
+            seen.append(event)  # noqa: PERF401  # what came before the failure counts
+    assert seen == [Chunk(OUT, 0, "ab")]
+    assert source.offsets == (2, 0)
