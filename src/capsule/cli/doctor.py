@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import shutil
 import sys
 import tempfile
 import textwrap
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule.catalog import load_catalog
-from capsule.cli import show
+from capsule.cli import show, tty
 from capsule.config import Config, load_config
 from capsule.errors import CapsuleError
 from capsule.providers.contract import Capabilities
@@ -84,7 +83,7 @@ def _row(ok: bool, name: str, detail: str, fix: str) -> None:
 def _wrap(text: str, indent: str) -> str:
     if not sys.stdout.isatty():
         return text
-    width = max(shutil.get_terminal_size().columns, 60)
+    width = max(tty.size()[1], 60)
     return textwrap.fill(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-import shutil
 import sys
 import termios
 import tty
@@ -26,8 +26,12 @@ def raw_mode() -> Iterator[None]:
 
 
 def size() -> tuple[int, int]:
-    found = shutil.get_terminal_size()
-    return max(found.lines, 1), max(found.columns, 1)
+    """Rows and columns as they are now; not what LINES and COLUMNS said when the shell began."""
+    try:
+        cols, rows = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        return 24, 80
+    return max(rows, 1), max(cols, 1)
 
 
 class Screen:
