@@ -1,7 +1,7 @@
 """A provider whose boxes live in memory, with an agent that speaks the real protocol.
 
-Its programs are Python functions. Boxes belong to a `World`, not to a provider: a second service over the
-same world is what a restarted server finds.
+Its programs are Python functions. Boxes belong to a `World`, not to a provider: a second service
+over the same world is what a restarted server finds.
 """
 
 from __future__ import annotations
@@ -345,7 +345,9 @@ async def bench(
     config = Config(
         data_dir=folder / "d", run_dir=Path("/proc/self/cwd"), provider="fake", **settings
     )
-    object.__setattr__(config, "run_dir", folder / "r")  # no sockets here, so its length is no matter
+    object.__setattr__(
+        config, "run_dir", folder / "r"
+    )  # no sockets here, so its length is no matter
     service = Service(config, {"fake": provider}, {"python": PYTHON}, keeps_time, store)
     async with service:
         yield Bench(service, provider, world, clock)

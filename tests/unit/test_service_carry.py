@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from capsule.service.carry import MAX_MESSAGE, Session, parse, update, wrap
 
-NAMES = st.text(st.characters(blacklist_characters="\0=", blacklist_categories=("Cs",)), min_size=1)
-VALUES = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)))
+NAMES = st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1)
+VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 OWN = {"_", "SHLVL", "PWD", "OLDPWD"}
 
 

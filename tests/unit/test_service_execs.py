@@ -1,4 +1,4 @@
-"""Execs: limits, keys, streams, sessions. Programs are the double's; real ones are in test_service_real."""
+"""Execs: limits, keys, streams, sessions. For real programs see test_service_real."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from capsule.errors import (
 from capsule.model import MIB, Isolation, SandboxId, State
 from capsule.service import CreateRequest, ExecCall
 from capsule.service.entry import MOVES
+from capsule.service.store import Claim, SqliteStore
 from tests.support import eventually
 from tests.unit.service_double import FakeProvider, World, bench
 
@@ -236,6 +237,23 @@ async def test_a_key_makes_one_sandbox(tmp_path: Path) -> None:
         assert b.world.launched == 1
         with pytest.raises(ConflictError, match="another request"):
             await b.service.create(CreateRequest(idempotency_key="k"))
+
+
+async def test_two_creates_that_find_the_key_free_make_one_sandbox(tmp_path: Path) -> None:
+    """As with a store that answers later: both have looked before either has written."""
+
+    class Late(SqliteStore):
+        async def find(self, scope: str, key: str) -> Claim | None:
+            found = await super().find(scope, key)
+            await asyncio.sleep(0)
+            return found
+
+    async with bench(tmp_path, store=Late(tmp_path / "d" / "late.db")) as b:
+        request = CreateRequest(idempotency_key="k")
+        made = await asyncio.gather(*(b.service.create(request) for _ in range(4)))
+        assert {s.id for s in made} == {made[0].id}
+        assert b.world.launched == 1
+        assert len(b.service.list()) == 1
 
 
 async def test_a_key_survives_the_server_and_its_sandbox(tmp_path: Path) -> None:

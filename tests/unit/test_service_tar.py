@@ -24,7 +24,7 @@ from capsule.service.tarformat import BLOCK, Header
 
 @dataclass
 class Disk:
-    """A file system with the agent's operations, in a dict: path → (type, mode, content or target)."""
+    """A file system with the agent's operations: path → (type, mode, content or target)."""
 
     nodes: dict[str, tuple[str, int, bytes]] = field(default_factory=dict)
 
@@ -239,7 +239,7 @@ def test_no_block_breaks_the_parser(data: bytes) -> None:
 
 
 NAME = st.text(
-    st.characters(blacklist_characters="\0/", blacklist_categories=("Cs",)), min_size=1, max_size=80
+    st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=80
 ).filter(lambda part: part not in (".", ".."))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ from capsule.service.text import Utf8Decoder
 def test_however_it_is_cut_the_text_is_that_of_the_whole(data: bytes, cuts: list[int]) -> None:
     decoder = Utf8Decoder()
     edges = sorted({0, len(data), *(cut for cut in cuts if cut <= len(data))})
-    pieces = [decoder.feed(data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [decoder.feed(data[a:b]) for a, b in pairwise(edges)]
     assert "".join(pieces) + decoder.finish() == data.decode(errors="replace")
 
 

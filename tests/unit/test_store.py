@@ -21,7 +21,6 @@ from capsule.service.entry import Record
 from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore
 from tests.support import ROOT
 
-
 PYTHON = load_catalog(None)["python"]
 
 
@@ -105,7 +104,7 @@ async def test_the_first_claim_holds(store: SqliteStore) -> None:
 
 async def test_a_record_and_its_claim_come_together_or_not_at_all(store: SqliteStore) -> None:
     await store.save(record("a"), Claim(CREATE, "k", "f", "a", 1.0))
-    with pytest.raises(UnavailableError):
+    with pytest.raises(ConflictError):
         await store.save(record("b"), Claim(CREATE, "k", "f", "b", 1.0))
     assert [r.id for r in await store.load()] == ["a"]
 

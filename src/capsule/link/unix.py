@@ -17,10 +17,18 @@ from capsule.errors import UnavailableError
 _RETRY = 0.001  # first pause when the listener's queue is full; doubles up to 32 ms
 
 
+class NobodyListensError(UnavailableError):
+    """There is no listener: whoever it was is gone. Other trouble may be the host's own."""
+
+
 async def connect_unix(path: str, *, timeout: float = 5.0) -> UnixStream:
-    """Raises UnavailableError when nobody listens there, or within `timeout` accepts."""
+    """Raises NobodyListensError, and UnavailableError when nobody accepts within `timeout` or this
+    process has no file descriptor left."""
     loop = asyncio.get_running_loop()
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError as exc:
+        raise UnavailableError(f"no socket to reach the agent with: {exc.strerror}") from exc
     try:
         await _connect(sock, path, loop.time() + timeout)
     except BaseException:
@@ -42,7 +50,7 @@ async def _connect(sock: socket.socket, path: str, deadline: float) -> None:
             if loop.time() + pause > deadline:
                 raise UnavailableError(f"agent accepts no connection: {path}") from None
         except (ConnectionRefusedError, FileNotFoundError) as exc:
-            raise UnavailableError(f"agent is not there: {path}") from exc
+            raise NobodyListensError(f"agent is not there: {path}") from exc
         except OSError as exc:
             raise UnavailableError(f"agent cannot be reached: {path}: {exc}") from exc
         await asyncio.sleep(pause)

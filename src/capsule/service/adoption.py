@@ -28,7 +28,7 @@ BUDGET = 20.0
 async def adopt_all(parts: Parts, sandboxes: Sandboxes) -> None:
     records = await parts.store.load()
     for record in records:
-        sandboxes.enter(Entry.of(record, parts.clock))
+        sandboxes.enter(Entry.of(record, parts.clock, sandboxes.boot))
     await _each(records, lambda record: _adopt(parts, sandboxes, record))
     await remove_orphans(parts, sandboxes)
     log.info("took up sandboxes", recorded=len(records), running=sandboxes.counts[State.RUNNING])
@@ -76,8 +76,8 @@ async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> int:
     for provider in parts.providers.values():
         try:
             owned = [handle async for handle in provider.owned()]
-        except CapsuleError as error:
-            log.warning("cannot list boxes", provider=provider.name, reason=error.message)
+        except (CapsuleError, OSError) as error:
+            log.warning("cannot list boxes", provider=provider.name, reason=str(error))
             continue
         orphans += [handle for handle in owned if handle.sandbox_id not in sandboxes.entries]
     await _each(orphans, lambda handle: _discard(parts, handle))

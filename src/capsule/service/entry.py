@@ -99,10 +99,10 @@ class Entry:
         self.environ = {**_ENV, **self.template.env, **self.env}
 
     @classmethod
-    def of(cls, record: Record, clock: Clock) -> Entry:
+    def of(cls, record: Record, clock: Clock, boot: str) -> Entry:
         """As recorded. Across a reboot the monotonic deadline is made from the wall clock."""
         now, wall = clock.monotonic(), clock.now()
-        same_boot = record.boot != "" and record.boot == clock.boot_id()
+        same_boot = record.boot != "" and record.boot == boot
         left = record.deadline - now if same_boot else record.expires - wall
         left = min(left, record.ttl)
         return cls(

@@ -20,10 +20,10 @@ from capsule.service.sandboxes import Parts, Sandboxes
 
 log = structlog.get_logger(__name__)
 
-PERIOD = 3.5  # how often each box is asked; an operation that worked counts as an answer
+PERIOD = 2.5  # how often each box is asked; an operation that worked counts as an answer
 BUDGET = 3.0
 SILENCE = 30.0
-AT_ONCE = 8
+AT_ONCE = 32
 
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 
@@ -37,16 +37,15 @@ class Pulse:
     async def round(self) -> None:
         """Ask every box that has not answered lately."""
         due = self._clock.monotonic() - PERIOD
-        waiting = iter(
-            [e for e in self._sandboxes.entries.values() if e.checked <= due and _usable(e)]
-        )
+        found = [e for e in self._sandboxes.entries.values() if e.checked <= due and _usable(e)]
+        waiting = iter(found)
 
         async def work() -> None:
             for entry in waiting:
                 await self.check(entry)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(AT_ONCE):
+            for _ in found[:AT_ONCE]:
                 group.create_task(work())
 
     async def check(self, entry: Entry) -> None:

@@ -66,18 +66,16 @@ class Sandboxes:
         self.entries: dict[SandboxId, Entry] = {}
         self.counts: Counter[State] = Counter()
         self.draining = False
+        self.boot = ""  # which one this is; told when the service opens
         self.unremoved: dict[
             SandboxId, str | None
         ] = {}  # gone, but not yet from the store; its key
         self._parts = parts
         self._store = parts.store
         self._clock = parts.clock
-        self._boot = parts.clock.boot_id()
         self._admission = admission
         self._tombstones: OrderedDict[SandboxId, str] = OrderedDict()
         self._tasks = Tasks()
-        # Between looking a key up and recording it, nobody else may look it up.
-        self._keys = asyncio.Lock()
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
@@ -138,20 +136,27 @@ class Sandboxes:
             raise UnavailableError("the server is stopping", hint="try again in a few seconds")
         entry = self._admission.admit(request)
         if entry.key is None:
-            await self._begin(entry, None)
-        else:
-            async with self._keys:
-                entry = await self._begin_once(entry, entry.key, create_fingerprint(request))
-        return await self._launched(entry)
+            self._begin(entry, None)
+            return await self._launched(entry)
+        return await self._create_once(entry, entry.key, create_fingerprint(request))
 
-    async def _begin_once(self, entry: Entry, key: str, mark: str) -> Entry:
+    async def _create_once(self, entry: Entry, key: str, mark: str) -> Sandbox:
         held = await self._store.find(CREATE, key)
         if held is None:
-            await self._begin(entry, Claim(CREATE, key, mark, entry.id, self._clock.now()))
-            return entry
+            self._begin(entry, Claim(CREATE, key, mark, entry.id, self._clock.now()))
+            try:
+                return await self._launched(entry)
+            except ConflictError:
+                held = await self._store.find(CREATE, key)
+                if held is None:
+                    raise
+        return await self._launched(self._first(held, mark))
+
+    def _first(self, held: Claim, mark: str) -> Entry:
+        """The sandbox that a key has made."""
         if held.fingerprint != mark:
             raise ConflictError(
-                f"idempotency_key {brief(key)} was used for another request",
+                f"idempotency_key {brief(held.key)} was used for another request",
                 hint="take a new key for a new sandbox",
                 sandbox_id=held.target,
             )
@@ -159,14 +164,13 @@ class Sandboxes:
         if first is None:
             reason = self._tombstones.get(SandboxId(held.target), "it has ended")
             raise GoneError(
-                f"idempotency_key {brief(key)} made sandbox {held.target}, which is over: {reason}",
+                f"idempotency_key {brief(held.key)} made sandbox {held.target}: {reason}",
                 hint="take a new key for a new sandbox",
                 sandbox_id=held.target,
             )
         return first
 
-    async def _begin(self, entry: Entry, claim: Claim | None) -> None:
-        """On return it is recorded; from then on a box may exist, and restarts know of it."""
+    def _begin(self, entry: Entry, claim: Claim | None) -> None:
         live, most = sum(self.counts[s] for s in _LIVE), self._parts.config.max_sandboxes
         if live >= most:
             raise CapacityError(
@@ -176,12 +180,7 @@ class Sandboxes:
                 limit=most,
             )
         self.enter(entry)
-        try:
-            await self._store.save(entry.record(self._boot), claim)
-        except BaseException:
-            self._forget(entry)
-            raise
-        entry.launching = self._tasks.spawn(self._launch(entry), f"launch {entry.id}")
+        entry.launching = self._tasks.spawn(self._launch(entry, claim), f"launch {entry.id}")
 
     def _soonest_end(self) -> float:
         first = min((entry.deadline for entry in self.entries.values()), default=0.0)
@@ -201,16 +200,19 @@ class Sandboxes:
             launching.result()
         return entry.view()
 
-    async def _launch(self, entry: Entry) -> None:
-        provider = self._parts.providers[entry.provider]
+    async def _launch(self, entry: Entry, claim: Claim | None) -> None:
+        """Recorded first: whenever a box may exist, a restarted server knows of it.
+
+        Raises ConflictError when the claim's key was taken meanwhile.
+        """
         try:
-            try:
-                async with asyncio.timeout(LAUNCH_BUDGET):
-                    entry.take(await provider.launch(entry.id, spec_of(entry)))
-            except TimeoutError:
-                text = f"the box was not up within {LAUNCH_BUDGET:g} seconds"
-                raise UnavailableError(text, sandbox_id=entry.id) from None
-            await self._store.save(entry.record(self._boot, state=State.RUNNING))
+            await self._store.save(entry.record(self.boot), claim)
+        except BaseException:
+            self._forget(entry)
+            raise
+        try:
+            await self._launch_box(entry)
+            await self._store.save(entry.record(self.boot, state=State.RUNNING))
         except BaseException:
             await finish(self._undo(entry), f"launch {entry.id}", budget=DESTROY_BUDGET)
             raise
@@ -218,9 +220,17 @@ class Sandboxes:
         entry.launching = None
         self.move(entry, State.RUNNING)
 
+    async def _launch_box(self, entry: Entry) -> None:
+        provider = self._parts.providers[entry.provider]
+        try:
+            async with asyncio.timeout(LAUNCH_BUDGET):
+                entry.take(await provider.launch(entry.id, spec_of(entry)))
+        except TimeoutError:
+            text = f"the box was not up within {LAUNCH_BUDGET:g} seconds"
+            raise UnavailableError(text, sandbox_id=entry.id) from None
+
     async def _undo(self, entry: Entry) -> None:
         """After a launch that failed: no box, no record, and its key may be used again."""
-        entry.launching = None
         try:
             await self._destroy_box(entry)
         finally:
@@ -229,6 +239,7 @@ class Sandboxes:
             self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
+        entry.launching = None
         entry.reason = entry.reason or "it could not be created"
         self.move(entry, State.GONE)
 
@@ -289,7 +300,7 @@ class Sandboxes:
     async def _note(self, entry: Entry) -> None:
         """Record what a restart would find out by itself: worth trying, not worth failing."""
         try:
-            await self._store.save(entry.record(self._boot))
+            await self._store.save(entry.record(self.boot))
         except (UnavailableError, NoSpaceError) as error:
             log.warning("state not recorded", sandbox=entry.id, reason=error.message)
 
@@ -322,7 +333,7 @@ class Sandboxes:
         entry.ttl, entry.active = max(ttl, 1.0), now
         try:
             if entry.launching is None:
-                await self._store.save(entry.record(self._boot))
+                await self._store.save(entry.record(self.boot))
         except BaseException:
             entry.deadline, entry.expires, entry.ttl, entry.active = before
             raise

@@ -82,6 +82,7 @@ class Service:
             for directory in dict.fromkeys((self.config.data_dir, self.config.run_dir)):
                 lock = await asyncio.to_thread(DirectoryLock.acquire, directory)
                 stack.callback(lock.close)
+            self._sandboxes.boot = await asyncio.to_thread(self._clock.boot_id)
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
             for provider in self._parts.providers.values():

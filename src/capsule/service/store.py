@@ -59,7 +59,7 @@ class Store(Protocol):
         """Every record, oldest first."""
 
     async def save(self, record: Record, claim: Claim | None = None) -> None:
-        """Insert or replace; the claim with it or not at all."""
+        """Insert or replace; the claim with it or not at all. Raises ConflictError (the claim)."""
 
     async def remove(self, id: SandboxId) -> None:
         """The record, its sessions and the claims on its execs. The claim that made it stays."""
@@ -282,6 +282,8 @@ def _translated(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the class
         if code in _BUSY:
             raise UnavailableError("records are locked by another process", busy=True) from error
+        if code == sqlite3.SQLITE_CONSTRAINT:
+            raise ConflictError("the idempotency key is taken") from error
         if code == sqlite3.SQLITE_FULL:
             raise NoSpaceError(
                 "no space left for the server's records", hint="free some on the disk of data_dir"

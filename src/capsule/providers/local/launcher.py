@@ -24,7 +24,7 @@ import structlog
 from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
 from capsule.link.errors_map import to_error
 from capsule.link.protocol import MAX_PAYLOAD, VERSION, Decoder, FrameType, dump, load, pack
-from capsule.link.unix import connect_unix
+from capsule.link.unix import NobodyListensError, connect_unix
 
 log = structlog.get_logger(__name__)
 
@@ -145,7 +145,7 @@ async def ask(
 async def _converse(path: str, request: Mapping[str, Any], body: bytes) -> dict[str, Any]:
     try:
         stream = await connect_unix(path)
-    except UnavailableError as exc:
+    except NobodyListensError as exc:
         raise NobodyThere(exc.message) from exc
     try:
         await stream.send(_HELLO + pack(FrameType.REQUEST, dump(request)) + body)

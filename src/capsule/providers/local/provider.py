@@ -29,7 +29,7 @@ from capsule.providers.contract import Box, ByteStream, Capabilities, Provider
 from capsule.providers.local import plan, probe, records, seccomp
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
-from capsule.providers.local.launcher import Launcher, ask, launch_failure
+from capsule.providers.local.launcher import Launcher, NobodyThere, ask, launch_failure
 from capsule.providers.local.probe import Facts
 from capsule.providers.local.roots import Roots
 from capsule.providers.local.settings import LocalSettings
@@ -124,11 +124,11 @@ class LocalProvider(Provider):
         if not record:
             return None
         try:
-            answer = await ask(
-                str(directory / records.SOCKET), {"op": "ping"}, timeout=ADOPT_TIMEOUT
-            )
-        except CapsuleError as exc:
-            log.info("box cannot be adopted", sandbox=handle.sandbox_id, reason=exc.message)
+            answer = await _ping(str(directory / records.SOCKET))
+        except NobodyThere as exc:
+            # Only this means that it is gone. An agent that is slow, or a host without file
+            # descriptors, is no reason to give up somebody's sandbox.
+            log.info("box is gone", sandbox=handle.sandbox_id, reason=exc.message)
             return None
         if answer.get("id") != handle.sandbox_id:
             return None
@@ -309,6 +309,16 @@ class LocalBox(Box):
 async def shut_down(directory: Path) -> None:
     """Returns when the keeper has removed its box. Raises UnavailableError when there is none."""
     await ask(str(directory / records.SOCKET), {"op": "shutdown"}, timeout=SHUTDOWN_TIMEOUT)
+
+
+async def _ping(socket: str) -> dict[str, Any]:
+    try:
+        return await ask(socket, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
+    except NobodyThere:
+        raise
+    except UnavailableError:
+        await asyncio.sleep(0.05)  # it may have died while we asked: then nobody is there now
+    return await ask(socket, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
 
 
 async def finish(cleanup: Coroutine[Any, Any, None], what: str, *, budget: float = 20.0) -> None:

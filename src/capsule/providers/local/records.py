@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from capsule.errors import ConflictError, NoSpaceError
+from capsule.errors import ConflictError, NoSpaceError, UnavailableError
 
 FILE = "box.json"
 SOCKET = "agent.sock"
@@ -54,11 +54,16 @@ def _write(directory: Path, record: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """None: there is no such box. An unreadable record is an empty one, so it can be swept."""
+    """None: there is no such box. A damaged record is an empty one, so it can be swept.
+
+    Raises UnavailableError when this host cannot read it now (no file descriptor left).
+    """
     try:
         record = json.loads((directory / FILE).read_bytes())
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {} if os.path.lexists(directory) else None
+    except OSError as exc:
+        raise UnavailableError(f"the record of a box cannot be read: {exc}") from exc
     return record if isinstance(record, dict) else {}
 
 
