@@ -74,7 +74,8 @@ def look(base: Path, *, server: int | None, ignored: frozenset[int] = frozenset(
     """`ignored` are processes of the tests themselves."""
     seen = Footprint(rows=rows_of(base))
     seen.folders = set(names_in(base / "run/boxes"))
-    seen.disks = set(names_in(base / "data/boxes"))
+    suffix = f"-{instance(base)}"
+    seen.disks = {name.removesuffix(suffix) for name in names_in(base / "data/boxes")}
     sockets = dict(listeners(base))
     seen.launchers = [path for path in sockets.values() if "/launcher/" in path]
     seen.keepers = {path.split("/")[-2] for path in sockets.values() if "/boxes/" in path}

@@ -125,9 +125,17 @@ class Machine:
         return int(pages) * os.sysconf("SC_PAGESIZE")
 
     async def tasks(self) -> list[str]:
+        answer: list[str] = await self.ask("tasks")
+        return answer
+
+    async def set_clock(self, ahead: float) -> None:
+        await self.ask(f"clock {ahead}")
+
+    async def ask(self, question: str) -> Any:
+        """The thread in the server's process; see nursery_main.py."""
         reader, writer = await asyncio.open_unix_connection(str(self.base / "watch"))
-        writer.write(b"tasks\n")
-        answer: list[str] = json.loads(await reader.readline())
+        writer.write(question.encode() + b"\n")
+        answer = json.loads(await reader.readline())
         writer.close()
         await writer.wait_closed()
         return answer
@@ -149,8 +157,10 @@ class Machine:
 
     def footprint(self) -> Footprint:
         serving = self.pid if self.code() is None else None
-        tests = frozenset({os.getpid(), self.nursery.process.pid})
-        return look(self.base, server=serving, ignored=tests)
+        return look(self.base, server=serving, ignored=self.not_ours())
+
+    def not_ours(self) -> frozenset[int]:
+        return frozenset({os.getpid(), self.nursery.process.pid})
 
     def record(self, id: str) -> dict[str, Any]:
         """What the provider noted down about a box."""

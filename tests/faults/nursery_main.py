@@ -84,6 +84,7 @@ def become_server(request: dict[str, Any]) -> NoReturn:
             module, _, name = place.partition(":")
             assert hasattr(importlib.import_module(module), name), place
             setattr(importlib.import_module(module), name, value)
+        set_clock(request.get("ahead", 0.0))
         watcher(request["watch"])
         code = serve()
     finally:
@@ -108,7 +109,9 @@ def serve() -> int:
 
 
 def watcher(path: str) -> None:
-    """Answer on a Unix socket: `tasks`, or `lag` (until the next line) of the server's loop."""
+    """Answer on a Unix socket: `tasks` of the server's loop, its `lag` (until the next byte), or
+    `clock SECONDS`: from now on the wall clock shows so much more.
+    """
     import uvloop
 
     loops: list[asyncio.AbstractEventLoop] = []
@@ -129,12 +132,33 @@ def watcher(path: str) -> None:
         while True:
             connection, _ = listener.accept()
             with connection, connection.makefile("rw") as stream:
-                word = stream.readline().strip()
-                answer = tasks(loops[0]) if word == "tasks" else lags(loops[0], connection)
-                stream.write(json.dumps(answer) + "\n")
+                word, *more = stream.readline().split()
+                stream.write(json.dumps(answer_to(word, more, loops[0], connection)) + "\n")
                 stream.flush()
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def answer_to(
+    word: str, more: list[str], loop: asyncio.AbstractEventLoop, connection: socket.socket
+) -> object:
+    match word:
+        case "tasks":
+            return tasks(loop)
+        case "lag":
+            return lags(loop, connection)
+        case "clock":
+            return set_clock(float(more[0]))
+    raise ValueError(word)
+
+
+def set_clock(ahead: float) -> None:
+    from capsule.service.clock import SystemClock
+
+    def now(self: SystemClock) -> float:
+        return time.time() + ahead
+
+    SystemClock.now = now  # type: ignore[method-assign]
 
 
 def tasks(loop: asyncio.AbstractEventLoop) -> list[str]:

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +30,12 @@ OLD, NEW = b"old" * 100_000, b"new!" * 1_000_000
 PROGRAM = "echo begun >> {key}; echo said; sleep 0.03; exit 7"
 COUNTING = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.02; done"
 
-Act = Callable[[Machine, httpx.AsyncClient, str], Awaitable[Any]]
-
 
 class Lost(Exception):
     """The server was gone before it answered."""
 
 
-async def create(machine: Machine, http: httpx.AsyncClient, key: str) -> str:
+async def create(http: httpx.AsyncClient, key: str) -> str:
     answer = await http.post(
         "/v1/sandboxes",
         json={"template": "bash", "metadata": {"key": key}},
@@ -93,25 +91,6 @@ async def resident(http: httpx.AsyncClient) -> Resident:
     return Resident(made, begun.json()["exec_id"])
 
 
-async def interrupted(
-    machine: Machine, http: httpx.AsyncClient, calls: list[Awaitable[Any]], after: float
-) -> list[Any]:
-    """Begin the calls, kill the server after some seconds; what each returned, or Lost."""
-
-    async def guarded(call: Awaitable[Any]) -> Any:
-        try:
-            return await call
-        except httpx.TransportError:
-            return Lost()
-
-    tasks = [asyncio.create_task(guarded(call)) for call in calls]
-    await asyncio.sleep(after)
-    os.kill(machine.pid, signal.SIGKILL)
-    results = await asyncio.gather(*tasks)
-    assert await machine.ended() == -signal.SIGKILL
-    return results
-
-
 async def took(call: Awaitable[Any]) -> float:
     began = time.monotonic()
     await call
@@ -132,13 +111,29 @@ class Acts:
         self.http = http
         self.dice = dice
         self.round = 0
-
-    def moment(self, duration: float) -> float:
-        return self.dice.uniform(0.0, 1.2) * duration
+        self.lost = 0  # calls that got no answer
+        self.duration = 0.0  # of one, when nothing goes wrong
 
     def keys(self) -> list[str]:
         self.round += 1
         return [f"{type(self).__name__}-{self.round}-{n}" for n in range(AT_ONCE)]
+
+    async def interrupted(self, *calls: Awaitable[Any]) -> list[Any]:
+        """Begin the calls and kill the server; what each returned, or Lost."""
+
+        async def guarded(call: Awaitable[Any]) -> Any:
+            try:
+                return await call
+            except httpx.TransportError:
+                self.lost += 1
+                return Lost()
+
+        tasks = [asyncio.create_task(guarded(call)) for call in calls]
+        await asyncio.sleep(self.dice.uniform(0.0, 1.2) * self.duration)
+        os.kill(self.machine.pid, signal.SIGKILL)
+        results = await asyncio.gather(*tasks)
+        assert await self.machine.ended() == -signal.SIGKILL
+        return results
 
     async def prepare(self) -> None:
         """Once, before the first round."""
@@ -150,17 +145,17 @@ class Acts:
 class Creating(Acts):
     async def prepare(self) -> None:
         keys = self.keys()
-        made = [create(self.machine, self.http, key) for key in keys]
+        made = [create(self.http, key) for key in keys]
         self.duration = await took(asyncio.gather(*made))
 
     async def once(self) -> None:
         keys = self.keys()
-        calls = [create(self.machine, self.http, key) for key in keys]
-        answers = await interrupted(self.machine, self.http, calls, self.moment(self.duration))
+        calls = [create(self.http, key) for key in keys]
+        answers = await self.interrupted(*calls)
         await restart(self.machine)
         for key, answer in zip(keys, answers, strict=True):
             before = await self.with_key(key)
-            again = await create(self.machine, self.http, key)
+            again = await create(self.http, key)
             assert await works(self.http, again)
             assert await self.with_key(key) == [again], "a retry makes no second sandbox"
             assert before in ([], [again])
@@ -185,7 +180,7 @@ class Executing(Acts):
     async def once(self) -> None:
         keys = self.keys()
         calls = [self.exec(key) for key in keys]
-        await interrupted(self.machine, self.http, calls, self.moment(self.duration))
+        await self.interrupted(*calls)
         await restart(self.machine)
         assert await works(self.http, self.resident.id)
         await self.resident.counts_on(self.http)
@@ -219,8 +214,7 @@ class Uploading(Acts):
 
     async def once(self) -> None:
         assert (await self.http.put(self.path, content=OLD)).status_code == 200
-        moment = self.moment(self.duration)
-        (answer,) = await interrupted(self.machine, self.http, [self.upload()], moment)
+        (answer,) = await self.interrupted(self.upload())
         await restart(self.machine)
         await self.resident.counts_on(self.http)
         content = (await self.http.get(self.path)).content
@@ -237,7 +231,7 @@ class Deleting(Acts):
         self.duration = await took(asyncio.gather(*map(self.delete, await self.some())))
 
     async def some(self) -> list[str]:
-        calls = [create(self.machine, self.http, key) for key in self.keys()]
+        calls = [create(self.http, key) for key in self.keys()]
         return list(await asyncio.gather(*calls))
 
     async def delete(self, id: str) -> int:
@@ -246,7 +240,7 @@ class Deleting(Acts):
     async def once(self) -> None:
         ids = await self.some()
         calls = [self.delete(id) for id in ids]
-        answers = await interrupted(self.machine, self.http, calls, self.moment(self.duration))
+        answers = await self.interrupted(*calls)
         await restart(self.machine)
         for id, answer in zip(ids, answers, strict=True):
             there = await works(self.http, id)
@@ -262,6 +256,7 @@ async def killed_repeatedly(nursery: Nursery, kind: type[Acts], points: int, see
         await acts.prepare()
         for _ in range(points):
             await acts.once()
+        assert acts.lost, "no kill came in time to interrupt anything"
 
 
 ALL = [Creating, Executing, Uploading, Deleting]

@@ -1,0 +1,146 @@
+"""A box, its pid 1, its keeper or the launcher is killed behind the server's back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.faults.calls import attempt, create, delete, execute, finished, start, state
+from tests.faults.footprint import processes
+from tests.faults.machine import Machine, running
+from tests.faults.nursery import Nursery
+from tests.support import eventually
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+VICTIMS = ["keeper", "pid 1", "everything"]
+LEVELS = ["namespaces", "landlock"]
+
+
+def victims(machine: Machine, id: str, which: str) -> list[int]:
+    keeper = int(machine.record(id)["keeper"])
+    family = [p.pid for p in processes().values() if p.parent == keeper]
+    return {"keeper": [keeper], "pid 1": family, "everything": [keeper, *family]}[which]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("which", VICTIMS)
+async def test_a_box_that_was_killed_is_failed_within_5_seconds(
+    own_nursery: Nursery, which: str, level: str
+) -> None:
+    async with running(own_nursery, ISOLATION=level) as machine, machine.http() as http:
+        id, other = await create(http), await create(http)
+        running_exec = asyncio.create_task(attempt(http, id, "touch begun; sleep 100"))
+        await eventually(lambda: begun(http, id), what="the program runs")
+        killed = victims(machine, id, which)
+        assert killed and all(Path(f"/proc/{pid}").exists() for pid in killed)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+        async def failed() -> bool:
+            return bool((await state(http, id))["state"] == "failed")
+
+        await eventually(failed, what="failed", within=5.0)
+        assert (await state(http, id))["reason"]
+        cut = await running_exec
+        assert cut.status_code == 503, "an exec in a box that died has no result"
+        assert "died during the call" in cut.json()["error"]["message"]
+        refused = await attempt(http, id, "true")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (410, "gone")
+        await machine.agree()
+        assert await delete(http, id) == 200
+        assert (await execute(http, other, "echo fine"))["stdout"] == "fine\n"
+
+
+async def begun(http: httpx.AsyncClient, id: str) -> bool:
+    return bool((await execute(http, id, "test -e begun"))["exit_code"] == 0)
+
+
+async def test_nobody_asking_a_dead_box_is_failed_all_the_same(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as machine:
+        async with machine.http() as http:
+            id = await create(http)
+        os.kill(victims(machine, id, "keeper")[0], signal.SIGKILL)
+
+        async def failed() -> bool:
+            return (await machine.listed())[id] == "failed"
+
+        await eventually(failed, what="failed", within=5.0)
+
+
+async def test_boxes_killed_while_no_server_runs(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as machine, machine.http() as http:
+        ids = [await create(http) for _ in range(4)]
+        await machine.kill()
+        for id, which in zip(ids, VICTIMS, strict=False):
+            for pid in victims(machine, id, which):
+                os.kill(pid, signal.SIGKILL)
+        await machine.start()
+        await machine.agree()
+        assert await machine.listed() == {ids[3]: "running"}
+        assert (await attempt(http, ids[0], "true")).status_code == 410
+
+
+async def test_a_launcher_that_was_killed_is_replaced(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as machine, machine.http() as http:
+        first = await create(http)
+        for _ in range(2):
+            (launcher,) = launchers(machine)
+            os.kill(launcher, signal.SIGKILL)
+            assert (await execute(http, first, "echo fine"))["stdout"] == "fine\n"
+            assert await delete(http, await create(http)) == 200
+            assert launchers(machine) != [launcher]
+        await machine.agree()
+
+
+async def test_a_launcher_killed_during_creates_leaves_nothing(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as machine, machine.http() as http:
+        for _ in range(3):
+            calls = [
+                asyncio.create_task(http.post("/v1/sandboxes", json={"template": "bash"}))
+                for _ in range(8)
+            ]
+            await eventually(lambda: machine.footprint().folders, what="launches have begun")
+            for launcher in launchers(machine):
+                os.kill(launcher, signal.SIGKILL)
+            answers = await asyncio.gather(*calls)
+            assert {answer.status_code for answer in answers} <= {201, 503}
+            await create(http)  # with a new launcher
+            await machine.agree()
+            await machine.delete_all()
+
+
+def launchers(machine: Machine) -> list[int]:
+    """Children of the server that are no zombies."""
+    return [p.pid for p in processes().values() if p.parent == machine.pid and p.state != "Z"]
+
+
+async def test_a_stopped_keeper_keeps_nobody_else_waiting(own_nursery: Nursery) -> None:
+    """It is there and silent: calls to it wait or fail, and the others do not notice."""
+    async with running(own_nursery) as machine, machine.http() as http:
+        id, other = await create(http), await create(http)
+        (keeper,) = victims(machine, id, "keeper")
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            waiting = asyncio.create_task(attempt(http, id, "echo late"))
+            for _ in range(20):
+                assert (await execute(http, other, "echo fine"))["stdout"] == "fine\n"
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        late = await waiting
+        assert late.status_code in (200, 503)
+
+
+async def test_a_stopped_keeper_can_be_deleted(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as machine, machine.http() as http:
+        id = await create(http)
+        exec_id = await start(http, id, "sleep 1000")
+        assert (await finished(http, id, exec_id))["running"]
+        os.kill(victims(machine, id, "keeper")[0], signal.SIGSTOP)
+        assert await delete(http, id) == 200
+        await machine.agree()
