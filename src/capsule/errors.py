@@ -15,8 +15,9 @@
     ├── NoSpaceError           507  the disk (the sandbox's or ours) is full
     └── InternalError          500  a bug of ours
 
-The class says what the caller should do next, `code` is its stable name for machines and metrics, `message`
-is for a person (what failed, the value, the limit), `hint` is the next step, `details` are JSON values.
+The class says what the caller should do next, `code` is its stable name for machines and metrics,
+`message` is for a person (what failed, the value, the limit), `hint` is the next step, `details`
+are JSON values.
 """
 
 from __future__ import annotations

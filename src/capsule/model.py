@@ -80,7 +80,7 @@ class Template:
 
     name: str
     description: str = ""
-    root: str = "host"  # "host", "dir:/path", or "image:NAME" (imported with `capsule template import`)
+    root: str = "host"  # "host", "dir:/path", or "image:NAME" (see `capsule template import`)
     languages: Mapping[str, Language] = field(default_factory=dict)
     default_language: str = "bash"
     needs: tuple[str, ...] = ()  # programs that must exist inside, e.g. ("python3",)

@@ -8,6 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
 from tests.support import component_missing
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ class ByteStream(Protocol):
     """A connection to an agent. `link` cannot tell a Unix socket from a Docker attach."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """At least one byte; b"" at the end of the stream. Raises UnavailableError when it broke."""
+        """At least one byte; b"" at the end of the stream. Raises UnavailableError if it broke."""
 
     async def send(self, data: bytes) -> None:
         """Returns when the transport has taken the bytes (backpressure)."""
