@@ -326,3 +326,16 @@ async def test_sessions_are_bounded(tmp_path: Path) -> None:
             await b.service.exec(id, ExecCall(("sh", "-c", ""), session=f"s{n}"))
         with pytest.raises(TooLargeError, match="64 sessions"):
             await b.service.exec(id, ExecCall(("sh", "-c", ""), session="one-more"))
+
+
+async def test_a_retry_does_not_undo_what_came_after_it(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        id = await one(b)
+        first = ExecCall(("sh", "-c", "1"), session="s", idempotency_key="k")
+        agent(b, id).programs["sh"] = reporting(b"capsule1\0/first\0\0")
+        await b.service.exec(id, first)
+        agent(b, id).programs["sh"] = reporting(b"capsule1\0/second\0\0")
+        await b.service.exec(id, ExecCall(("sh", "-c", "2"), session="s"))
+        await b.service.exec(id, first)
+        await b.service.exec(id, ExecCall(("true",), session="s"))
+        assert agent(b, id).requests[-1]["cwd"] == "/second"

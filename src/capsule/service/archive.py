@@ -12,6 +12,7 @@ out, sockets, FIFOs and devices are left out.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from capsule.errors import ConflictError, InvalidError, NotFoundError, TooLargeError
@@ -73,12 +74,11 @@ async def _pack_entry(link: AgentLink, path: str, entry: FileStat) -> AsyncItera
 
 
 async def _pack_file(link: AgentLink, path: str, header: Header) -> AsyncIterator[bytes]:
-    try:
-        opening = link.read(path)
-        reader = await opening.__aenter__()
-    except NotFoundError:
-        return  # removed since it was listed
-    try:
+    async with AsyncExitStack() as stack:
+        try:
+            reader = await stack.enter_async_context(link.read(path))
+        except NotFoundError:
+            return  # removed since it was listed
         size, sent = reader.size, 0
         for block in tar.format_header(replace(header, size=size)):
             yield block
@@ -91,8 +91,6 @@ async def _pack_file(link: AgentLink, path: str, header: Header) -> AsyncIterato
         if sent < size:
             raise ConflictError(f"{path} became smaller while it was read", path=path)
         yield tar.padding(size)
-    finally:
-        await opening.__aexit__(None, None, None)
 
 
 async def unpack(link: AgentLink, path: str, chunks: AsyncIterable[bytes]) -> TarResult:
@@ -222,16 +220,18 @@ class _Writer:
 
     async def put(self, header: Header, source: _Source) -> None:
         name = self._checked(header.name)
-        path = self._path if name == "" else f"{self._path}/{name}"
+        path = f"{self._path}/{name}" if name else self._path
+        if not name and header.type != tar.FOLDER:
+            raise _refused(header.name, "has no name")
         match header.type:
-            case tar.FILE if name:
+            case tar.FILE:
                 content = source.content(header.size, header.name)
                 await self._link.write(path, content, mode=header.mode & 0o777)
             case tar.FOLDER:
                 await self._folder(path, header.mode & 0o777)
-            case tar.SYMLINK if name:
+            case tar.SYMLINK:
                 await self._symlink(name, path, header.target)
-            case tar.HARD_LINK if name:
+            case tar.HARD_LINK:
                 await self._copy(self._checked(header.target), path, header)
             case _:
                 what = tar.SPECIAL.get(header.type, f"of an unknown type {header.type!r}")

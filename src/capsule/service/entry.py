@@ -88,6 +88,7 @@ class Entry:
     execs: int = 0  # of them, execs
     environ: dict[str, str] = field(init=False)  # what a program starts with
     sessions: dict[str, Session] | None = None  # None: not read from the store yet
+    learned: set[str] = field(default_factory=set)  # execs whose report its sessions have taken
     launching: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
     # Two viewers that come at once must not start two shells of one name.

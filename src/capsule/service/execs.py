@@ -53,26 +53,37 @@ class Execs:
                 else:
                     done = await self._collect_once(entry, link, job, call)
         if job.session is not None:
-            await self._sessions.learn(entry, job.session, job.request.env, done.carry)
+            await self._sessions.learn(entry, job.session, job.request, done.carry)
         return ExecResult(job.request.id, done.exit, done.stdout, done.stderr)
 
     async def _collect(self, entry: Entry, link: AgentLink, job: Job) -> Collected:
         await _write_code(link, job)
+        try:
+            done = await self._run(entry, link, job)
+        except ConflictError:
+            raise  # the code belongs to the one that was faster
+        except BaseException:
+            await _remove_code(link, job)
+            raise
+        await _remove_code(link, job)
+        return done
+
+    async def _run(self, entry: Entry, link: AgentLink, job: Job) -> Collected:
         try:
             return await link.collect(job.request, input=job.stdin)
         except CapsuleError as error:
             if not await self._directory_lost(entry, job, error):
                 raise
             return await link.collect(job.request, input=job.stdin)
-        finally:
-            await _remove_code(link, job)
 
     async def _collect_once(self, entry: Entry, link: AgentLink, job: Job, call: Call) -> Collected:
         exec_id = job.request.id
         if not await self._once.claim(entry, call, exec_id):
             stream = await self._once.rejoin(link, exec_id)
             if stream is not None:
-                return await gather(stream)
+                done = await gather(stream)
+                await _remove_code(link, job)
+                return done
         try:
             return await self._collect(entry, link, job)
         except ConflictError:  # the same call came twice at once, and the other was faster
@@ -110,8 +121,8 @@ class Execs:
             raise
 
         async def ended(stream: ExecStream) -> None:
-            if job.session is not None and is_new:
-                await self._sessions.learn(entry, job.session, job.request.env, stream.carry)
+            if job.session is not None:
+                await self._sessions.learn(entry, job.session, job.request, stream.carry)
             await _remove_code(link, job)
 
         live = self._live(entry, stream, permit)

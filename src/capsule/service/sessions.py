@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import structlog
 
 from capsule.errors import NoSpaceError, TooLargeError, UnavailableError
+from capsule.model import ExecRequest
 from capsule.service import carry, validate
 from capsule.service.carry import Session
 from capsule.service.entry import Entry
@@ -15,6 +14,7 @@ from capsule.service.store import Store
 log = structlog.get_logger(__name__)
 
 MAX_SESSIONS = 64
+MAX_LEARNED = 1000
 
 
 class Sessions:
@@ -34,15 +34,19 @@ class Sessions:
             )
         return entry.sessions.get(name, Session())
 
-    async def learn(
-        self, entry: Entry, name: str, given: Mapping[str, str], message: bytes
-    ) -> None:
-        """Take over what a program reported. Never fails: the exec it belongs to has succeeded."""
+    async def learn(self, entry: Entry, name: str, request: ExecRequest, message: bytes) -> None:
+        """Take over what a program reported, once: a retry of it must not undo what came later.
+
+        Never fails: the exec it belongs to has succeeded.
+        """
         after = carry.parse(message)
-        if after is None or entry.sessions is None:
+        if after is None or entry.sessions is None or request.id in entry.learned:
             return
+        if len(entry.learned) >= MAX_LEARNED:
+            entry.learned.clear()
+        entry.learned.add(request.id)
         before = entry.sessions.get(name, Session())
-        session = carry.update(before, given, after)
+        session = carry.update(before, request.env, after)
         if session != before:
             await self._keep(entry, name, session)
 
