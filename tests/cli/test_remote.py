@@ -142,6 +142,15 @@ def test_a_copy_that_cannot_be_says_why(
     assert message in done.err
 
 
+def test_a_local_file_that_cannot_be_written_is_told(remote: Cli, capsule: Capsule) -> None:
+    (remote.cwd / "x").mkdir()
+    (remote.cwd / "x" / "hostname").mkdir()
+    done = remote("cp", f"{capsule.id}:/etc/hostname", "x")
+    assert done.code == 1
+    assert done.err.startswith("error: ")
+    assert len(done.err.splitlines()) == 1
+
+
 def test_a_bar_is_shown_at_a_terminal_only(remote: Cli, capsule: Capsule) -> None:
     (remote.cwd / "big").write_bytes(bytes(60 << 20))
     command = [*CAPSULE, "cp", "big", f"{capsule.id}:"]

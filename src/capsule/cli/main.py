@@ -40,6 +40,10 @@ def execute(args: list[str]) -> int:
             return NOT_RUN if args[:1] and args[0] in _RUNNERS else FAILED
         if _is_usage(error):
             return _explain_usage(error, as_json)
+        if isinstance(error, OSError) and error.strerror:  # of a local file, mostly
+            where = f"{error.filename}: " if error.filename else ""
+            show.problem(f"{where}{error.strerror}", hint=None, code="local", as_json=as_json)
+            return NOT_RUN if args[:1] and args[0] in _RUNNERS else FAILED
         raise
 
 

@@ -28,9 +28,11 @@ from capsule_sdk import (
     Output,
     UnavailableError,
 )
+from capsule_sdk import InvalidError as RemoteInvalidError
 
 _RESTARTS = 1012  # the close code of a server that comes back
 _LEFT, _LOST = "left", "lost"
+_LONG = 3600.0
 
 
 class Remote(Protocol):
@@ -131,13 +133,7 @@ class Running:
 async def _exec(server: Server, id: str, program: Program) -> int:
     async with AsyncCapsuleClient(server.url, api_key=server.api_key) as client:
         capsule = await client.get(id)
-        options: Any = {
-            "env": program.env,
-            "cwd": program.cwd,
-            "timeout": program.timeout,
-            "session": program.session,
-        }
-        stream = await capsule.start(program.cmd, tty=tty.size(), stdin_open=True, **options)
+        stream = await _start(capsule, program)
         how = await _connect(Running(stream))
     if how == _LEFT:
         print()
@@ -145,6 +141,20 @@ async def _exec(server: Server, id: str, program: Program) -> int:
         return 0
     assert stream.exit is not None  # its output ended, and did not raise
     return conclude(stream.exit)
+
+
+async def _start(capsule: AsyncCapsule, program: Program) -> AsyncExecStream:
+    """Somebody who sits at a terminal is not done after the 30 s of an exec: as long as allowed."""
+    options: Any = {"env": program.env, "cwd": program.cwd, "session": program.session}
+    options |= {"tty": tty.size(), "stdin_open": True}
+    if program.timeout is not None:
+        return await capsule.start(program.cmd, timeout=program.timeout, **options)
+    try:
+        return await capsule.start(program.cmd, timeout=_LONG, **options)
+    except RemoteInvalidError as error:
+        if error.details.get("field") != "timeout":
+            raise
+        return await capsule.start(program.cmd, **options)
 
 
 async def _connect(remote: Remote) -> str:
