@@ -14,6 +14,7 @@ from capsule.model import ExecId, Handle, Isolation, Stream, Template
 from capsule.providers.contract import Provider
 from capsule.testing.harness import (
     Launcher,
+    Leftovers,
     NewProvider,
     Subject,
     drain,
@@ -60,16 +61,25 @@ class TestLifecycle:
         with pytest.raises(UnavailableError):
             await subject.link.ping()
 
-    async def test_busy_boxes_are_destroyed_too(self, launch: Launcher) -> None:
+    @pytest.mark.parametrize("by", ["destroy", "discard"])
+    async def test_of_a_busy_box_nothing_is_left(
+        self, launch: Launcher, leftovers: Leftovers, by: str
+    ) -> None:
         subject = await launch()
+        handle = subject.box.handle
+        nowhere = Handle(handle.provider, launch.new_id(), {})
         await subject.sh("for i in 1 2 3; do setsid sleep 1000 & done; echo data > file")
-        streams = [await subject.start("sleep", "1000") for _ in range(3)]
-        await subject.box.destroy()
-        for stream in streams:
+        assert await asyncio.to_thread(leftovers, nowhere) == []
+        async with await subject.start("sleep", "1000") as stream:
+            await (subject.box.destroy() if by == "destroy" else launch.provider.discard(handle))
             with pytest.raises(UnavailableError):
                 await drain(stream)
-            await stream.aclose()
+
+        async def all_gone() -> bool:
+            return await asyncio.to_thread(leftovers, handle) == []
+
         assert await owned(launch.provider) == []
+        await until(all_gone, what="nothing left of the box", within=5)
 
     async def test_an_id_is_taken_once(self, launch: Launcher) -> None:
         subject = await launch()

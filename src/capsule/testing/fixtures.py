@@ -1,4 +1,8 @@
-"""The fixtures behind the conformance tests. Yours is `new_provider`; the rest is made from it."""
+"""The fixtures behind the conformance tests.
+
+Yours is `new_provider`, and `leftovers` if you can see more of a box than the contract shows; the
+rest is made from these.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,17 @@ import pytest
 import pytest_asyncio
 
 from capsule.providers.contract import Provider
-from capsule.testing.harness import Launcher, NewProvider, Subject, opened
+from capsule.testing.harness import Launcher, Leftovers, NewProvider, Subject, opened
 
 
 @pytest.fixture
 def new_provider() -> NewProvider:
     raise NotImplementedError("define a fixture `new_provider` beside the imported tests")
+
+
+@pytest.fixture
+def leftovers() -> Leftovers:
+    return lambda handle: []
 
 
 @pytest_asyncio.fixture

@@ -39,6 +39,10 @@ ENV: Mapping[str, str] = {
 LIMITS = Limits(memory=512 * MIB, cpus=1.0, processes=64, disk=256 * MIB, inodes=16_384)
 
 
+# What is there of a box on the host, by name: processes, directories, groups. Empty: it is gone.
+Leftovers = Callable[[Handle], list[str]]
+
+
 class NewProvider(Protocol):
     """Makes a provider that is not open yet; a second one sees the first one's boxes."""
 

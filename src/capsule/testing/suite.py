@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from capsule.testing.boxes import TestAdoption, TestConnections, TestLifecycle
 from capsule.testing.files import TestAtomicity, TestFullDisk, TestOddFiles, TestReadAndWrite
-from capsule.testing.fixtures import launch, provider, subject
+from capsule.testing.fixtures import launch, leftovers, provider, subject
 from capsule.testing.killing import TestBackground, TestKill, TestSignals
 from capsule.testing.limits import TestLimits, TestStress, TestUsage
 from capsule.testing.networking import TestDial, TestListen
@@ -52,6 +52,7 @@ __all__ = [
     "TestUsage",
     "TestWatch",
     "launch",
+    "leftovers",
     "provider",
     "subject",
 ]
