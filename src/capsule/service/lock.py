@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import stat
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -29,9 +29,7 @@ class DirectoryLock:
     def acquire(cls, directory: Path) -> Self:
         """Raises ConflictError (another server has it), ForbiddenError, UnavailableError."""
         make_private(directory)
-        fd = os.open(
-            directory / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        fd = _open(directory / _NAME)
         with ExitStack() as on_failure:
             on_failure.callback(os.close, fd)
             try:
@@ -42,8 +40,9 @@ class DirectoryLock:
                     f"another server uses {directory}, process {holder}",
                     hint="stop it, or give this one other directories (data_dir, run_dir)",
                 ) from None
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            with suppress(OSError):  # who holds it is for people; a full disk may keep it to itself
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
             on_failure.pop_all()
         return cls(fd)
 
@@ -53,19 +52,31 @@ class DirectoryLock:
             self._fd = -1
 
 
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        kind = NoSpaceError if error.errno == errno.ENOSPC else UnavailableError
+        raise kind(f"cannot open {path}: {error.strerror}") from error
+
+
 def make_private(directory: Path) -> None:
-    """Make it if it is missing; refuse one that somebody else owns or may write to (as in /tmp)."""
+    """Make it if it is missing, and let nobody else write to it.
+
+    Raises ForbiddenError when it is a link or somebody else's, as may happen in /tmp.
+    """
     try:
         # Others may pass: where there are no user namespaces, programs run under uids of their own
         # and have to reach their own folder below. What is private is private by its own mode.
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         about = directory.lstat()
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+            directory.chmod(stat.S_IMODE(about.st_mode) & ~0o022)
+            return
     except OSError as error:
         kind = NoSpaceError if error.errno == errno.ENOSPC else UnavailableError
         raise kind(f"cannot make {directory}: {error.strerror}") from error
-    writable = stat.S_IMODE(about.st_mode) & 0o022
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or writable:
-        raise ForbiddenError(
-            f"{directory} is not a directory of uid {os.geteuid()} that only it can write to",
-            hint="remove it, or set data_dir and run_dir to others",
-        )
+    raise ForbiddenError(
+        f"{directory} is not a directory of uid {os.geteuid()}",
+        hint="remove it, or set data_dir and run_dir to others",
+    )
