@@ -33,6 +33,7 @@ KEY_PROTOCOL = "capsule.key."
 # What a browser or a load balancer must reach without a key: nothing here tells of any sandbox.
 PUBLIC = frozenset({"/", "/health", "/docs", "/openapi.json", "/favicon.ico"})
 _MAX_KEY = 1024
+_MAX_HOST = 260  # the longest name, and a port
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -64,7 +65,7 @@ class SiteGuard:
         if len(found) != 1:
             raise InvalidError(f"host: {len(found)} headers, must be one", field="host")
         host = found[0].decode("latin-1").lower()
-        if not self._host_ok(host):
+        if len(host) > _MAX_HOST or not self._host_ok(host):
             raise ForbiddenError(
                 f"host not allowed: {host[:100]!r}",
                 hint="use localhost, or add the name to CAPSULE_ALLOWED_HOSTS",
