@@ -1,0 +1,164 @@
+"""An attempt to get out: a small program that says whether it did, and what the host says of it.
+
+Each module of this folder holds a list of attempts. `cases(ATTEMPTS)` runs each in a real sandbox
+at every level as every kind of user; `proofs(ATTEMPTS)` runs the same program without a sandbox,
+where it must succeed: an attempt that could not work anyway proves nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LEVELS = ("namespaces", "landlock")
+USERS = ("root", "user")
+CELLS = tuple(f"{level}-{who}" for level in LEVELS for who in USERS)
+
+# Who runs the proof. Anything else in `proof` is the reason why there is none.
+PEER = "peer"  # an ordinary user
+ALONE = "alone"  # an ordinary user nobody else is: it may harm all that this user runs
+ROOT = "root"
+
+# What a program finds before its own lines. `escaped` ends it; an OSError is a refusal.
+PRELUDE = '''
+import ctypes, errno, fcntl, json, mmap, os, resource, select, signal, socket, stat, struct
+import subprocess, sys, time
+A = json.loads(sys.argv[1])
+libc = ctypes.CDLL(None, use_errno=True)
+
+def say(word, what):
+    os.write(1, f"{word} {what}\\n".encode())
+    os._exit(0)
+
+def escaped(what): say("ESCAPED", what)
+def absent(what): say("ABSENT", what)
+
+def check(result):
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+def call(name, *arguments):
+    """A system call by name; integers are passed in full width, bytes as pointers."""
+    if name not in A["nr"]:
+        absent(f"this architecture has no {name}")
+    given = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    libc.syscall.restype = ctypes.c_long
+    return check(libc.syscall(ctypes.c_long(A["nr"][name]), *given))
+
+def tried(name, *arguments):
+    """The errno of a call: 0 when it worked."""
+    try:
+        call(name, *arguments)
+    except OSError as error:
+        return error.errno
+    return 0
+'''
+
+ENDING = """
+except OSError as error:
+    say("BLOCKED", error)
+say("BLOCKED", "nothing came of it")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    name: str
+    what: str  # for the table in README.md
+    code: str = ""  # Python, run after PRELUDE
+    proof: str = PEER
+    actors: tuple[str, ...] = ()  # what the host has for it to attack; see actors.py
+    stands: Mapping[str, str] = field(default_factory=dict)  # cell: why it is known to work there
+    binary: str = ""  # a program of c/ that it uses, as ./NAME
+    killed: bool = False  # to be ended by the kernel is a refusal, too
+    terminal: str = ""  # "both", or "proof": it only has one without a sandbox
+    args: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+    def program(self) -> str:
+        lines = textwrap.dedent(self.code).strip("\n") or "pass"
+        return f"{PRELUDE}\ntry:\n{textwrap.indent(lines, '    ')}{ENDING}"
+
+    def names(self) -> set[str]:
+        """Every quoted word: among them are the system calls it makes by number."""
+        return set(re.findall(r'"(\w+)"', self.code))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    word: str  # ESCAPED, BLOCKED, ABSENT, or nothing
+    what: str
+
+    @property
+    def got_out(self) -> bool:
+        return self.word == "ESCAPED"
+
+
+def verdict(output: str, *, signal: int = 0, killed: bool = False) -> Verdict:
+    found = re.search(r"^(ESCAPED|BLOCKED|ABSENT) (.*)$", output, re.M)
+    if found:
+        return Verdict(found[1], found[2])
+    if killed and signal:
+        return Verdict("BLOCKED", f"ended by signal {signal}")
+    return Verdict("", output)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    module: str
+    name: str
+    what: str
+    proof: str
+    stands: tuple[tuple[str, str], ...]
+
+
+ROWS: list[Row] = []
+
+
+def cases(attempts: Iterable[Attempt]) -> pytest.MarkDecorator:
+    """Every attempt in every cell; where one is known to work, a strict expected failure."""
+    given = list(attempts)
+    module = Path(inspect.stack()[1].filename).stem
+    ROWS.extend(
+        Row(module, a.name, a.what, a.proof, tuple(sorted(a.stands.items()))) for a in given
+    )
+    return pytest.mark.parametrize(
+        ("attempt", "cell"),
+        [
+            pytest.param(a, cell, id=f"{a.name}-{cell}", marks=_known(a.stands.get(cell)))
+            for a in given
+            for cell in CELLS
+        ],
+        indirect=["cell"],
+    )
+
+
+def proofs(attempts: Iterable[Attempt]) -> pytest.MarkDecorator:
+    works = [a for a in attempts if a.proof in (PEER, ALONE, ROOT)]
+    return pytest.mark.parametrize("attempt", works, ids=[a.name for a in works])
+
+
+def scenario(
+    name: str, what: str, *, proof: str, stands: Mapping[str, str] | None = None
+) -> pytest.MarkDecorator:
+    """For a test that is an attempt by itself: it takes `cell`, and asserts what it wants."""
+    known = dict(stands or {})
+    module = Path(inspect.stack()[1].filename).stem
+    ROWS.append(Row(module, name, what, proof, tuple(sorted(known.items()))))
+    params = [pytest.param(cell, id=cell, marks=_known(known.get(cell))) for cell in CELLS]
+    return pytest.mark.parametrize("cell", params, indirect=True)
+
+
+def _known(reason: str | None) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.xfail(reason=reason, strict=True),) if reason else ()

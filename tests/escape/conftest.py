@@ -1,0 +1,214 @@
+"""Drivers and users for the attempts, and the two ways to run one."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from capsule.providers.local.syscalls import numbers
+from tests.escape.actors import ACTORS, Acting, Scene
+from tests.escape.attempt import ALONE, ROOT, Attempt, Verdict, verdict
+from tests.escape.machine import (
+    Driver,
+    Refused,
+    Sandbox,
+    driver_of,
+    run_unconfined,
+    system_python,
+)
+from tests.support import component_missing
+from tests.support.users import User, ordinary_user
+
+SOURCES = Path(__file__).with_name("c")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A level, and the kind of user the server runs as."""
+
+    level: str
+    who: str
+    driver: Driver
+
+    def box(self, **limits: object) -> AbstractContextManager[Sandbox]:
+        return self.driver.box(self.level, **limits)
+
+
+@pytest.fixture(scope="session")
+def peer(worker_id: str, capsule_for_all: tuple[str, list[str]]) -> Iterator[User]:
+    """An ordinary user of the host, of whom nothing else runs here (unless the suite is no root)."""
+    with ordinary_user(200 + _number(worker_id), *capsule_for_all) as user:
+        yield user
+
+
+@pytest.fixture(scope="session")
+def user_driver(
+    worker_id: str, capsule_for_all: tuple[str, list[str]], agent_binary: Path
+) -> Iterator[Driver]:
+    with ordinary_user(100 + _number(worker_id), *capsule_for_all) as user:
+        with driver_of(user, user, agent_for_all(agent_binary, user)) as driver:
+            yield driver
+
+
+@pytest.fixture(scope="session")
+def root_driver(peer: User, agent_binary: Path) -> Iterator[Driver]:
+    with driver_of(None, peer, agent_binary) as driver:
+        yield driver
+
+
+def agent_for_all(agent: Path, user: User) -> Path:
+    """The suite's tree may be closed to others."""
+    copy = user.home / "capsule-agent"
+    shutil.copy(agent, copy)
+    copy.chmod(0o755)
+    return copy
+
+
+def _number(worker_id: str) -> int:
+    digits = worker_id.removeprefix("gw")
+    return int(digits) + 1 if digits.isdigit() else 0
+
+
+@pytest.fixture
+def cell(request: pytest.FixtureRequest) -> Cell:
+    level, who = request.param.split("-")
+    if who == "root" and os.getuid() != 0:
+        pytest.skip("needs root, the suite runs as an ordinary user")
+    driver: Driver = request.getfixturevalue(f"{who}_driver")
+    try:
+        driver.ask("open", level)
+    except Refused as refusal:
+        component_missing(f"no level {level} here: {refusal}")
+    return Cell(level, who, driver)
+
+
+@pytest.fixture(scope="session")
+def helpers() -> Iterator[Path]:
+    """The programs of c/, compiled; any user may read them."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        component_missing("no C compiler for the attempts in C")
+    folder = Path(tempfile.mkdtemp(prefix="ce-c-", dir="/tmp"))
+    folder.chmod(0o755)
+    for source in sorted(SOURCES.glob("*.c")):
+        command = [compiler, "-O1", "-w", "-pthread", "-o", str(folder / source.stem), str(source)]
+        static = subprocess.run([*command, "-static"], capture_output=True, check=False)
+        if static.returncode:
+            subprocess.run(command, check=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """On the host, where everybody can pass: what attempts are after lies here."""
+    path = Path(tempfile.mkdtemp(prefix="ce-host-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def acting(names: tuple[str, ...], scene: Scene) -> Iterator[list[Acting]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(ACTORS[name](scene)) for name in names]
+
+
+def _arguments(attempt: Attempt, actors: list[Acting], **more: object) -> str:
+    known = numbers(platform.machine())
+    args: dict[str, object] = {
+        "nr": {name: known[name] for name in attempt.names() if name in known},
+        "machine": platform.machine(),
+        **attempt.args,
+        **more,
+    }
+    for actor in actors:
+        args |= actor.args
+    return json.dumps(args)
+
+
+def _judge(attempt: Attempt, output: str, signal: int, actors: list[Acting]) -> Verdict:
+    said = verdict(output, signal=signal, killed=attempt.killed)
+    found = [evidence for actor in actors if (evidence := actor.evidence(output))]
+    return Verdict("ESCAPED", f"{found[0]}; it says: {said.what}") if found else said
+
+
+Try = Callable[[Attempt], Verdict]
+
+
+@pytest.fixture
+def inside(cell: Cell, folder: Path, helpers: Path) -> Try:
+    """Runs an attempt in a sandbox of its own."""
+
+    def run(attempt: Attempt) -> Verdict:
+        with cell.box(**attempt.limits) as sandbox:
+            scene = Scene(folder, cell.driver.user, sandbox, cell.level)
+            if attempt.binary:
+                sandbox.put(helpers / attempt.binary, attempt.binary)
+            with acting(attempt.actors, scene) as actors:
+                args = _arguments(attempt, actors, keeper=sandbox.handle["keeper"])
+                argv = ["python3", "-c", attempt.program(), args]
+                ended = sandbox.exec(*argv, tty=attempt.terminal == "both")
+                output = (ended["out"] + ended["err"]).replace("\r\n", "\n")
+                found = _judge(attempt, output, ended["signal"], actors)
+            assert sandbox.answers(), "the agent answers no more"
+            return found
+
+    return run
+
+
+@pytest.fixture
+def unconfined(peer: User, folder: Path, helpers: Path) -> Try:
+    """Runs an attempt without a sandbox, as whoever must be able to do it."""
+
+    def run(attempt: Attempt) -> Verdict:
+        if attempt.proof in (ROOT, ALONE) and os.getuid() != 0:
+            pytest.skip("needs root, the suite runs as an ordinary user")
+        user = None if attempt.proof == ROOT else peer
+        home = folder / "home"
+        home.mkdir()
+        if user is not None and os.getuid() == 0:
+            os.chown(home, user.uid, user.uid)
+        if attempt.binary:
+            shutil.copy(helpers / attempt.binary, home)
+        with acting(attempt.actors, Scene(folder, peer, None)) as actors:
+            argv = [system_python(), "-c", attempt.program(), _arguments(attempt, actors)]
+            ended = run_unconfined(argv, user, home, tty=bool(attempt.terminal))
+            return _judge(attempt, ended.output, ended.signal, actors)
+
+    return run
+
+
+@pytest.fixture
+def holds(inside: Try) -> Callable[[Attempt], None]:
+    """Fails if the attempt gets out, or says nothing."""
+
+    def check(attempt: Attempt) -> None:
+        found = inside(attempt)
+        assert not found.got_out, found.what
+        assert found.word in ("BLOCKED", "ABSENT"), f"it does not say what happened: {found.what}"
+
+    return check
+
+
+@pytest.fixture
+def works(unconfined: Try) -> Callable[[Attempt], None]:
+    """Fails if the attempt does not succeed even without a sandbox."""
+
+    def check(attempt: Attempt) -> None:
+        found = unconfined(attempt)
+        if found.word == "ABSENT":
+            pytest.skip(f"{attempt.name}: {found.what}")
+        assert found.got_out, f"it proves nothing: {found.what}"
+
+    return check

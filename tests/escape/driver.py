@@ -1,0 +1,168 @@
+"""Runs real sandboxes for the tests, as whichever user starts it: one JSON object per line.
+
+The suite hands this file's text to a Python of that user, so it imports nothing but Capsule. Each
+request {"n", "op", …} is answered by {"n", …} when it is done; several may be under way at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from capsule import agentbin
+from capsule.errors import CapsuleError
+from capsule.link.link import AgentLink
+from capsule.model import ExecId, ExecRequest, Isolation, Limits, SandboxId, SandboxSpec, Template
+from capsule.providers.contract import Box
+from capsule.providers.local.provider import LocalProvider
+from capsule.providers.local.settings import LocalSettings
+
+TEMPLATE = Template("escape", needs=("python3",))
+
+
+class Driver:
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.providers: dict[str, LocalProvider] = {}
+        self.boxes: dict[str, Box] = {}
+
+    async def open(self, level: str) -> dict[str, Any]:
+        """Where the level is missing: the reason, as an error."""
+        if level not in self.providers:
+            home = self.base / level
+            settings = LocalSettings(
+                home / "data", home / "run", agentbin.find(), isolation=Isolation(level)
+            )
+            provider = LocalProvider(settings)
+            await provider.open()
+            self.providers[level] = provider
+        return {}
+
+    async def create(self, level: str, name: str, limits: dict[str, Any]) -> dict[str, Any]:
+        spec = SandboxSpec(TEMPLATE, Limits(**limits))
+        box = await self.providers[level].launch(SandboxId(name), spec)
+        self.boxes[name] = box
+        unenforced = [each.what for each in box.unenforced]
+        return {"unenforced": unenforced, "dir": str(self.base), **box.handle.data}
+
+    async def destroy(self, name: str) -> dict[str, Any]:
+        await self.boxes.pop(name).destroy()
+        return {}
+
+    async def exec(
+        self, name: str, argv: list[str], id: str, input: str | None = None, **options: Any
+    ) -> dict[str, Any]:
+        request = ExecRequest(
+            tuple(argv), ExecId(id), stdin=input is not None, **{"timeout": 15.0, **options}
+        )
+        exit, out, err, carry = await self._link(name).collect(
+            request, input=(input or "").encode()
+        )
+        return {**asdict(exit), "out": _text(out), "err": _text(err), "carry": len(carry)}
+
+    async def start(self, name: str, argv: list[str], id: str, **options: Any) -> dict[str, Any]:
+        """The program runs on by itself; `wait` tells how it ended."""
+        request = ExecRequest(tuple(argv), ExecId(id), **{"timeout": 15.0, **options})
+        async with await self._link(name).exec(request) as stream:
+            return {"pid": stream.pid}
+
+    async def wait(self, name: str, id: str) -> dict[str, Any]:
+        async with await self._link(name).attach(ExecId(id)) as stream:
+            out = b"".join([item.data async for item in stream if hasattr(item, "data")])
+            assert stream.exit is not None
+            return {**asdict(stream.exit), "out": _text(out)}
+
+    async def kill(self, name: str, id: str) -> dict[str, Any]:
+        return {"running": await self._link(name).kill(ExecId(id))}
+
+    async def write(self, name: str, path: str, data: str, **options: Any) -> dict[str, Any]:
+        return asdict(
+            await self._link(name).write(path, base64.b64decode(data), **options)
+        )
+
+    async def read(self, name: str, path: str, limit: int = 1 << 20) -> dict[str, Any]:
+        async with self._link(name).read(path, length=limit) as reader:
+            return {"data": _text(b"".join([chunk async for chunk in reader]))}
+
+    async def list(self, name: str, path: str, **options: Any) -> dict[str, Any]:
+        listing = await self._link(name).list(path, **options)
+        return {"names": [entry.path for entry in listing.entries]}
+
+    async def call(self, name: str, method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Any other operation of the link that takes and gives plain values."""
+        result = await getattr(self._link(name), method)(*arguments, **options)
+        return {"result": asdict(result) if hasattr(result, "__dataclass_fields__") else result}
+
+    async def names_seen(self, name: str, path: str, seconds: float) -> dict[str, Any]:
+        """What `watch` reports about `path` within that time."""
+        seen: list[str] = []
+        async with self._link(name).watch(path) as changes:
+            try:
+                async with asyncio.timeout(seconds):
+                    async for change in changes:
+                        seen.append(change.path)
+            except TimeoutError:
+                pass
+        return {"names": seen}
+
+    async def aclose(self) -> None:
+        for provider in self.providers.values():
+            async for handle in provider.owned():
+                await provider.discard(handle)
+            await provider.aclose()
+
+    def _link(self, name: str) -> AgentLink:
+        return AgentLink(self.boxes[name].connect)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+async def answer(driver: Driver, line: bytes, say: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    request = json.loads(line)
+    number = request.pop("n")
+    arguments = request.pop("arguments", [])
+    try:
+        done = await getattr(driver, request.pop("op"))(*arguments, **request)
+    except CapsuleError as error:
+        done = {"error": type(error).__name__, "message": error.message}
+    except Exception as error:
+        done = {"error": type(error).__name__, "message": str(error), "broken": True}
+    await say({"n": number, **done})
+
+
+async def main() -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 26)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    lock = asyncio.Lock()
+
+    async def say(message: dict[str, Any]) -> None:
+        async with lock:
+            await asyncio.to_thread(_print, json.dumps(message))
+
+    driver = Driver(Path(sys.argv[1]))
+    tasks = set()
+    try:
+        while line := await reader.readline():
+            task = asyncio.create_task(answer(driver, line, say))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+    finally:
+        await driver.aclose()
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
