@@ -17,7 +17,7 @@
 
 #define PROTOCOL_VERSION 1
 #define MAX_PAYLOAD (1u << 20)
-#define DATA_CHUNK (128u << 10) /* payload of one outgoing DATA frame */
+#define DATA_CHUNK (64u << 10) /* payload of one outgoing DATA frame */
 #define MAX_CGROUPS 8
 #define RETRY(expr) ({ long r_; do r_ = (long)(expr); while (r_ < 0 && errno == EINTR); r_; })
 

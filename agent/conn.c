@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#define OUT_ENOUGH (256u << 10) /* stop producing frames while this much waits for the client */
 
 void conn_free(struct conn *c) {
     for (struct conn **p = &keeper.conns; *p; p = &(*p)->next)
@@ -43,12 +42,11 @@ void conn_accept(void) {
 static void flush(struct conn *c) {
     while (c->out_at < c->out.n) {
         ssize_t n = RETRY(send(c->fd, c->out.p + c->out_at, c->out.n - c->out_at, MSG_NOSIGNAL | MSG_DONTWAIT));
-        if (n < 0 && errno == EAGAIN) return;
+        if (n < 0 && errno == EAGAIN) { c->full = true; return; }
         if (n <= 0) { c->dead = true; return; }
         c->out_at += (size_t)n;
     }
     c->out.n = c->out_at = 0;
-    if (c->out.cap > OUT_ENOUGH * 2) buf_free(&c->out);
     if (c->closing) c->dead = true;
 }
 
@@ -123,9 +121,12 @@ static void send_end(struct conn *c) {
     c->closing = true;
 }
 
+/* A client that does not take the last frames gets no new ones: what waits for it is at most one frame per stream,
+ * however many clients there are and however slow. */
 void conn_pump(struct conn *c) {
+    if (c->full) return;
     flush(c);
-    while (!c->dead && c->role == ROLE_EXEC && c->exec && c->exec->state != E_STARTING && c->out.n - c->out_at < OUT_ENOUGH) {
+    while (!c->dead && !c->full && c->role == ROLE_EXEC && c->exec && c->exec->state != E_STARTING) {
         if (!c->begun) send_begun(c);
         bool more = pump_stream(c, 0) | pump_stream(c, 1);
         if (!more && c->exec->state == E_ENDED) send_end(c);

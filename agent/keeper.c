@@ -177,6 +177,7 @@ static void serve(const struct watch *w, short events) {
         if (exec_known(e)) exec_flush_input(e);
         break;
     case W_CONN:
+        if (events & POLLOUT) c->full = false;
         if (events & (POLLIN | POLLHUP | POLLERR)) {
             if (conn_wants_input(c)) conn_readable(c);
             else if (events & (POLLHUP | POLLERR)) c->dead = true;

@@ -36,7 +36,7 @@ struct conn {
     unsigned char head[HEADER_SIZE];
     struct header h;
     char *payload; size_t got;
-    bool greeted, asked, closing, dead;
+    bool greeted, asked, closing, dead, full; /* full: the socket takes no more just now */
     enum { ROLE_NONE, ROLE_EXEC, ROLE_KILL, ROLE_INPUT, ROLE_LISTEN, ROLE_DIAL, ROLE_USAGE, ROLE_SHUTDOWN } role;
     struct exec *exec;            /* ROLE_EXEC, ROLE_KILL, ROLE_INPUT */
     bool begun, may_input, sent_carry, was_running;
