@@ -88,8 +88,8 @@ def test_exec_on_a_terminal(remote: Cli, capsule: Capsule) -> None:
         screen.type("stty size\n")
         screen.wait_for("30 90")
         screen.resize(20, 70)
-        screen.type("stty size\n")
-        screen.wait_for("20 70")
+        screen.type("while [ \"$(stty size)\" != '20 70' ]; do :; done; echo re${x}sized\n")
+        screen.wait_for("resized")
         screen.type("exit 6\n")
         assert screen.finish() == 6
         assert screen.cooked()
