@@ -82,7 +82,7 @@ def look(base: Path, *, server: int | None, ignored: frozenset[int] = frozenset(
     seen.cgroups = dict(cgroups_of(base))
     seen.loops = list(loops_of(base))
     here = Path("/proc/self/mountinfo").read_text().splitlines()
-    seen.mounts = [point for line in here if (point := line.split()[4]).startswith(f"{base}/run")]
+    seen.mounts = [point for line in here if (point := line.split()[4]).startswith(f"{base}/run/")]
     sort_processes(seen, base, sockets, server, ignored)
     return seen
 

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.footprint import Footprint, look
+from tests.faults.footprint import Footprint, look, names_in
 from tests.faults.nursery import Nursery
 from tests.support import eventually, free_port
 from tests.support.servers import clean_env
@@ -211,22 +211,28 @@ def differing_from_api(seen: Footprint, listed: dict[str, str]) -> list[str]:
 @asynccontextmanager
 async def running(nursery: Nursery, **settings: str) -> AsyncIterator[Machine]:
     """A machine with a server on it; `settings` as for `real_server`."""
-    async with machine(nursery, **settings) as made:
-        await made.start()
-        before, tasks = made.descriptors(), await made.tasks()
+    async with machine(nursery, **settings) as made, checked(made):
         yield made
-        if made.code() is not None:
-            await made.start()
-        assert await made.health() == 200
-        await made.agree()
-        await made.delete_all()
-        await made.agree()
-        await settled(made, before, tasks)
-        assert await made.stop() == 0
-        seen = made.footprint()
-        assert seen.differences(serving=False) == []
-        assert seen.rows == {}
-        assert made.complaints() == []
+
+
+@asynccontextmanager
+async def checked(machine: Machine) -> AsyncIterator[None]:
+    """A server runs during the block; afterwards all the questions are asked."""
+    await machine.start()
+    before, tasks = machine.descriptors(), await machine.tasks()
+    yield
+    if machine.code() is not None:
+        await machine.start()
+    assert await machine.health() == 200
+    await machine.agree()
+    await machine.delete_all()
+    await machine.agree()
+    await settled(machine, before, tasks)
+    assert await machine.stop() == 0
+    seen = machine.footprint()
+    assert seen.differences(serving=False) == []
+    assert seen.rows == {}
+    assert machine.complaints() == []
 
 
 async def settled(machine: Machine, descriptors: int, tasks: list[str]) -> None:
@@ -265,7 +271,7 @@ async def clear_away(machine: Machine) -> None:
         machine.env["CAPSULE_DRAIN"] = "delete"
         if machine.code() is None:
             await machine.kill()
-        if machine.footprint().folders:
+        if names_in(machine.base / "run/boxes"):
             machine.how = {}
             machine.spawn()
             with suppress(AssertionError, pytest.fail.Exception):

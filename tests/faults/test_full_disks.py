@@ -1,0 +1,186 @@
+"""No space left: for the server's records and the boxes' sockets, and inside a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.faults.calls import attempt, create, delete, execute, state
+from tests.faults.machine import Machine, checked, machine, running
+from tests.faults.nursery import Nursery
+from tests.support import eventually
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+
+MIB = 1024 * 1024
+
+
+@asynccontextmanager
+async def on_small_disk(nursery: Nursery, name: str, size: int) -> AsyncIterator[Machine]:
+    """A server whose `data` or `run` directory is a file system of its own."""
+    async with machine(nursery) as host:
+        point = host.base / name
+        point.mkdir(mode=0o711)
+        options = f"size={size},mode=0711"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", point], check=True)
+        try:
+            async with checked(host):
+                yield host
+        finally:
+            if host.pid and host.code() is None:
+                await host.kill()
+            subprocess.run(["umount", "-l", point], check=True)
+
+
+@contextmanager
+def filled(folder: Path, leaving: int = 0) -> Iterator[None]:
+    """Until the block ends no byte is left there (or so many)."""
+    filler = folder / "filler"
+    fd = os.open(filler, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        block = bytes(65536)
+        while True:
+            try:
+                if not os.write(fd, block):
+                    break
+            except OSError as full:
+                assert full.errno == errno.ENOSPC
+                if len(block) == 1:
+                    break
+                block = block[: len(block) // 2]
+        if leaving:
+            os.ftruncate(fd, os.fstat(fd).st_size - leaving)
+        yield
+    finally:
+        os.close(fd)
+        filler.unlink()
+
+
+async def outcomes(http: httpx.AsyncClient, count: int) -> list[httpx.Response]:
+    calls = [http.post("/v1/sandboxes", json={"template": "bash"}) for _ in range(count)]
+    return list(await asyncio.gather(*calls))
+
+
+@pytest.mark.parametrize("leaving", [0, 4096, 65536, 400_000])
+async def test_no_space_for_data(own_nursery: Nursery, as_root: None, leaving: int) -> None:
+    async with on_small_disk(own_nursery, "data", 64 * MIB) as host, host.http() as http:
+        old, doomed = await create(http), await create(http)
+        await execute(http, old, "echo kept > file; sync")
+        with filled(host.base / "data", leaving):
+            for answer in await outcomes(http, 10):
+                assert answer.status_code in (201, 503, 507), answer.text
+                if answer.status_code == 507:
+                    assert answer.json()["error"]["code"] == "no_space"
+            assert await host.health() == 200
+            assert (await execute(http, old, "cat file"))["stdout"] == "kept\n"
+            flood = await execute(http, old, "head -c 3000000 /dev/zero | tr '\\0' x")
+            assert (flood["reason"], flood["stdout_bytes"]) == ("exited", 3_000_000)
+            assert set(flood["stdout"]) == {"x"}
+            assert flood["stdout_truncated"] == (len(flood["stdout"]) < 3_000_000)
+            assert await delete(http, doomed) == 200
+        await delete(http, await create(http))
+        assert (await execute(http, old, "cat file"))["stdout"] == "kept\n"
+        await host.kill()
+        await host.start()
+        assert (await execute(http, old, "cat file"))["stdout"] == "kept\n"
+
+
+async def test_no_space_for_data_at_the_start(own_nursery: Nursery, as_root: None) -> None:
+    async with on_small_disk(own_nursery, "data", 64 * MIB) as host:
+        async with host.http() as http:
+            id = await create(http)
+        await host.kill()
+        with filled(host.base / "data"):
+            host.spawn()
+            with contextlib.suppress(pytest.fail.Exception, AssertionError):
+                await eventually(lambda: host.code() is not None, what="it gives up", within=3)
+            if host.code() is not None:
+                assert host.code() == 1
+                assert "no space" in host.log().lower()
+                assert "Traceback" not in host.log()
+            else:
+                await host.answering()
+                await host.kill()
+        await host.start()
+        assert await host.listed() == {id: "running"}
+
+
+@pytest.mark.parametrize("leaving", [0, 4096])
+async def test_no_space_for_sockets_and_box_records(
+    own_nursery: Nursery, as_root: None, leaving: int
+) -> None:
+    async with on_small_disk(own_nursery, "run", 8 * MIB) as host, host.http() as http:
+        old, doomed = await create(http), await create(http)
+        with filled(host.base / "run", leaving):
+            for answer in await outcomes(http, 10):
+                assert answer.status_code in (201, 503, 507), answer.text
+            assert (await execute(http, old, "echo fine"))["stdout"] == "fine\n"
+            assert await delete(http, doomed) == 200
+            assert await host.health() == 200
+        await delete(http, await create(http))
+
+
+async def upload(http: httpx.AsyncClient, id: str, name: str, size: int) -> httpx.Response:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(size // 65536):
+            yield bytes(65536)
+
+    return await http.put(f"/v1/sandboxes/{id}/files/workspace/{name}", content=pieces())
+
+
+@pytest.mark.parametrize("backing", ["auto", "memory"])
+async def test_no_space_inside_a_sandbox(own_nursery: Nursery, backing: str) -> None:
+    async with running(own_nursery, DISK_BACKING=backing) as host, host.http() as http:
+        id = await create(http, limits={"disk": 20 * MIB, "memory": 128 * MIB})
+        other = await create(http)
+        # Two files: one alone may not be larger than the disk, and ends its writer.
+        full = await execute(http, id, "for f in a b; do head -c 15000000 /dev/zero > $f; done")
+        assert "No space left" in full["stderr"]
+        answer = await upload(http, id, "more", 4 * MIB)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "no_space")
+        names = (await execute(http, id, "ls -A"))["stdout"]
+        assert names == "a\nb\n", "what could not be written leaves nothing"
+        assert (await execute(http, other, "head -c 1000000 /dev/zero > f"))["exit_code"] == 0
+        await execute(http, id, "rm a")
+        assert (await upload(http, id, "more", 4 * MIB)).status_code == 200
+        assert (await state(http, id))["state"] == "running"
+
+
+async def test_no_inodes_inside_a_sandbox(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as host, host.http() as http:
+        id = await create(http, limits={"inodes": 200})
+        script = "i=0; while : > f$i; do i=$((i+1)); done 2>/dev/null; echo $i"
+        made = int((await execute(http, id, script))["stdout"])
+        assert 50 < made <= 256  # file systems round up to whole blocks of inodes
+        answer = await upload(http, id, "more", 65536)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "no_space")
+        assert (await attempt(http, id, "true")).status_code == 200
+        await execute(http, id, "rm f*")
+        assert (await upload(http, id, "more", 65536)).status_code == 200
+
+
+async def test_a_sandbox_whose_disk_the_host_cannot_back_harms_only_itself(
+    own_nursery: Nursery, as_root: None
+) -> None:
+    """Disks are sparse: the host may be full when a sandbox still has room of its own."""
+    async with on_small_disk(own_nursery, "data", 64 * MIB) as host, host.http() as http:
+        id, other = await create(http), await create(http)
+        await execute(http, other, "echo kept > file; sync")
+        with filled(host.base / "data"):
+            wrote = await execute(http, id, "head -c 30000000 /dev/zero > big && sync big")
+            assert (await execute(http, other, "cat file"))["stdout"] == "kept\n"
+            assert await host.health() == 200
+        assert wrote["exit_code"] != 0, "lost data is not a success"
+        assert (await execute(http, other, "echo more >> file; cat file"))[
+            "stdout"
+        ] == "kept\nmore\n"
+        assert await delete(http, id) == 200

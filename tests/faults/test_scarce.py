@@ -1,0 +1,141 @@
+"""A server that has little: 256 file descriptors, or 256 MiB of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.faults.calls import attempt, create, delete, execute
+from tests.faults.machine import Machine, checked, machine
+from tests.faults.nursery import Nursery
+from tests.support import component_missing, eventually
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
+
+MIB = 1024 * 1024
+BUSY = {429, 503, 507}
+
+
+async def crowd(port: int, size: int) -> list[asyncio.StreamWriter]:
+    """Connections that say nothing."""
+    made = []
+    for _ in range(size):
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(2):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            made.append(writer)
+    return made
+
+
+async def status_of(call: asyncio.Task[httpx.Response]) -> int:
+    try:
+        return (await call).status_code
+    except httpx.TransportError:
+        return 0  # not accepted, or closed before an answer: there was no descriptor for it
+
+
+async def test_a_server_with_256_descriptors(own_nursery: Nursery) -> None:
+    async with machine(own_nursery) as host:
+        host.how = {"nofile": 256}
+        async with checked(host):
+            async with host.http() as http:
+                ids = [await create(http) for _ in range(3)]
+                idle = await crowd(host.port, 300)
+                assert host.descriptors() >= 240, "it has none left"
+                calls = [asyncio.create_task(attempt(http, ids[0], "true")) for _ in range(60)]
+                calls += [
+                    asyncio.create_task(http.post("/v1/sandboxes", json={"template": "bash"}))
+                    for _ in range(20)
+                ]
+                seen = Counter([await status_of(call) for call in calls])
+                assert set(seen) <= {0, 200, 201, *BUSY}, seen
+                for writer in idle:
+                    writer.close()
+                await eventually(lambda: answers(host), what="it answers again")
+                for id in ids:
+                    assert (await execute(http, id, "echo fine"))["stdout"] == "fine\n"
+                assert await delete(http, await create(http)) == 200
+
+
+async def answers(host: Machine) -> bool:
+    with suppress(httpx.TransportError):
+        return await host.health() == 200
+    return False
+
+
+async def test_more_execs_than_descriptors(own_nursery: Nursery) -> None:
+    async with machine(own_nursery, MAX_EXECS="10000", MAX_EXECS_PER_SANDBOX="256") as host:
+        host.how = {"nofile": 256}
+        async with checked(host), host.http() as http:
+            ids = [await create(http) for _ in range(3)]
+            calls = [
+                asyncio.create_task(attempt(http, ids[i % 3], f"sleep 0.5; exit {i % 100}"))
+                for i in range(200)
+            ]
+            seen: Counter[int] = Counter()
+            for i, call in enumerate(calls):
+                seen[status := await status_of(call)] += 1
+                if status == 200:
+                    assert call.result().json()["exit_code"] == i % 100
+            assert set(seen) <= {0, 200, *BUSY}, seen
+            assert seen[200] > 20
+            for id in ids:
+                assert (await execute(http, id, "echo fine"))["stdout"] == "fine\n"
+
+
+@contextmanager
+def memory_cgroup(limit: int) -> Iterator[Path]:
+    """Version 1, for the server; its sandboxes' programs have their own."""
+    parent = Path("/sys/fs/cgroup/memory")
+    if not (parent / "memory.limit_in_bytes").exists():
+        component_missing("no memory cgroup of version 1 on this machine")
+    group = parent / f"capsule-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(limit))
+        with suppress(OSError):  # without an account of swap there is none to limit
+            (group / "memory.memsw.limit_in_bytes").write_text(str(limit))
+        yield group
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            (parent / "cgroup.procs").write_text(pid)
+        group.rmdir()
+
+
+def oom_kills(group: Path) -> int:
+    return int((group / "memory.oom_control").read_text().split("oom_kill ")[1])
+
+
+async def test_100_execs_of_64_mib_in_256_mib_of_memory(
+    own_nursery: Nursery, as_root: None
+) -> None:
+    flood = "head -c 67108864 /dev/zero | tr '\\0' x"
+    with memory_cgroup(256 * MIB) as group:
+        async with machine(own_nursery) as host:
+            host.how = {"join": [str(group / "cgroup.procs")]}
+            async with checked(host), host.http(timeout=100) as http:
+                ids = [await create(http, limits={"cpus": 2}) for _ in range(5)]
+                gate = asyncio.Semaphore(20)
+
+                async def once(i: int) -> int:
+                    async with gate:
+                        answer = await attempt(http, ids[i % 5], flood, timeout_ms=60_000)
+                    if answer.status_code == 200:
+                        body = answer.json()
+                        assert (body["exit_code"], body["stdout_bytes"]) == (0, 64 * MIB)
+                        assert body["stdout_truncated"] is True
+                        assert body["stdout"] == "x" * (10 * MIB)
+                    return answer.status_code
+
+                seen = Counter(await asyncio.gather(*(once(i) for i in range(100))))
+                assert set(seen) <= {200, *BUSY}, seen
+                assert seen[200] >= 20
+                assert oom_kills(group) == 0
+                assert host.code() is None
