@@ -101,8 +101,10 @@ def bind(config: Config) -> socket.socket:
 
 
 def server_url(config: Config, port: int) -> str:
-    name = "localhost" if is_loopback(config.host) else config.host.replace("0.0.0.0", "localhost")
-    return f"http://{name}:{port}"
+    host = config.host.strip("[]")
+    if is_loopback(host) or host in ("", "0.0.0.0", "::"):
+        return f"http://localhost:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def banner(config: Config, service: Service, port: int) -> str:

@@ -26,7 +26,7 @@ tr+tr td{border-top:1px solid var(--soft)}.soft{opacity:.7}
 def render(document: dict[str, Any], guide: str) -> str:
     """A whole HTML page. `guide` is text put before the operations, as it is."""
     title = escape(f"{document['info']['title']} {document['info']['version']}")
-    sections = "".join(_sections(document))
+    sections = "".join(_sections(document)) + _types(document)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
@@ -48,7 +48,7 @@ def _sections(document: dict[str, Any]) -> Iterator[str]:
 
 def _operation(document: dict[str, Any], path: str, verb: str, operation: dict[str, Any]) -> str:
     text = operation.get("description", "")
-    parts = [f"<p>{escape(text)}</p>", _parameters(operation.get("parameters", []))]
+    parts = [_parameters(operation.get("parameters", []))]
     if body := operation.get("requestBody"):
         parts.append(_content(document, "Body", body["content"]))
     for status, response in operation["responses"].items():
@@ -59,6 +59,16 @@ def _operation(document: dict[str, Any], path: str, verb: str, operation: dict[s
         f"<details><summary>{head} <span class=soft>{escape(text)}</span></summary>"
         f"{''.join(parts)}</details>"
     )
+
+
+def _types(document: dict[str, Any]) -> str:
+    items = [
+        f"<details><summary><code>{escape(name)}</code> "
+        f"<span class=soft>{escape(schema.get('description', ''))}</span></summary>"
+        f"{_fields(schema)}</details>"
+        for name, schema in sorted(document["components"]["schemas"].items())
+    ]
+    return f"<h2>types</h2>{''.join(items)}"
 
 
 def _parameters(parameters: list[dict[str, Any]]) -> str:
