@@ -158,19 +158,24 @@ static bool kill_children(pid_t shepherd) {
     return true;
 }
 
+/* Everyone below `ancestor` is marked as ours. */
+static void find_descendants(struct family *f, pid_t ancestor) {
+    each_process(note_kin, f);
+    for (bool more = true; more;) { /* one round, but for pids that wrapped around */
+        more = false;
+        for (size_t i = 0; i < f->n; i++) {
+            struct kin *k = &f->all[i], *parent = k->ours ? NULL : find_kin(f, k->parent);
+            if (k->ours || (k->parent != ancestor && !(parent && parent->ours))) continue;
+            k->ours = more = true;
+        }
+    }
+}
+
 static int signal_descendants(pid_t shepherd, int signal) {
     struct family f = {0};
     int found = 0;
     for (int i = 0; signal == SIGKILL && i < 100 && kill_children(shepherd); i++) {}
-    each_process(note_kin, &f);
-    for (bool more = true; more;) { /* one round, but for pids that wrapped around */
-        more = false;
-        for (size_t i = 0; i < f.n; i++) {
-            struct kin *k = &f.all[i], *parent = k->ours ? NULL : find_kin(&f, k->parent);
-            if (k->ours || (k->parent != shepherd && !(parent && parent->ours))) continue;
-            k->ours = more = true;
-        }
-    }
+    find_descendants(&f, shepherd);
     for (size_t i = 0; i < f.n; i++)
         if (f.all[i].ours && !kill(f.all[i].pid, signal)) found++;
     free(f.all);
@@ -195,5 +200,10 @@ static void count(pid_t pid, void *arg) {
 
 void sweep_count(struct tally *t) {
     *t = (struct tally){0};
-    if (box.namespaces) each_process(count, t);
+    if (box.namespaces) return each_process(count, t);
+    struct family f = {0};
+    find_descendants(&f, getpid());
+    for (size_t i = 0; i < f.n; i++)
+        if (f.all[i].ours && f.all[i].parent != getpid()) count(f.all[i].pid, t); /* not the shepherds */
+    free(f.all);
 }

@@ -94,7 +94,7 @@ def test_the_request_as_root() -> None:
         "rlimits": {
             "nofile": 1024,
             "core": 1,
-            "fsize": GIB,
+            "fsize": GIB + MIB,
             "sigpending": 1024,
             "msgqueue": 256 * 1024,
             "memlock": MIB,

@@ -6,6 +6,7 @@ word for word (spec/launch.md). Paths in `mounts` that start with a slash are th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -168,13 +169,29 @@ def charged_memory(limits: Limits, backing: str) -> int:
 
 def rlimits(level: Isolation, limits: Limits, facts: Facts, backing: str) -> dict[str, int]:
     # At 0 a core is still made where the host pipes cores to a program; at 1 the kernel makes none.
-    values = {"nofile": limits.open_files, "core": 1, "fsize": limits.disk, **PER_USER}
+    # A disk of its own is full before this: ENOSPC is what programs understand, SIGXFSZ kills them.
+    largest = limits.disk + (0 if backing == "dir" else MIB)
+    values = {"nofile": limits.open_files, "core": 1, "fsize": largest, **PER_USER}
     if level is Isolation.NAMESPACES or facts.uid_ranges:
         # Where the box has one uid for everything, its pid 1 is counted as well.
         values["nproc"] = limits.processes + (0 if facts.uid_ranges else 1)
+    elif not facts.cgroups.enforces("pids"):
+        # The kernel counts all that this user runs: too much for one box, but a bomb has an end.
+        values["nproc"] = limits.processes + own_tasks()
     if backing == "tmpfs" or not facts.cgroups.enforces("memory"):
         values["data"] = limits.memory  # per process: the next best thing
     return values
+
+
+def own_tasks() -> int:
+    """How many threads the server's user has on this host just now."""
+    count = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == os.geteuid():
+                    count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return count
 
 
 def learn_host() -> None:

@@ -280,7 +280,9 @@ def unenforced(facts: Facts, level: Isolation, backing: str) -> Iterable[Unenfor
         yield Unenforced("cpus", f"programs are only kept to whole cores: {why['cpu']}", groups.fix)
     if not groups.enforces("pids") and not _counts_by_user(facts, level):
         yield Unenforced(
-            "processes", f"sandboxes share a uid, and have no count: {why['pids']}", groups.fix
+            "processes",
+            f"sandboxes share a uid, and are only counted together: {why['pids']}",
+            groups.fix,
         )
     if backing == "dir":
         fix = "allow namespaces (see `capsule doctor`)"
