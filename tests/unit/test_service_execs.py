@@ -339,3 +339,12 @@ async def test_a_retry_does_not_undo_what_came_after_it(tmp_path: Path) -> None:
         await b.service.exec(id, first)
         await b.service.exec(id, ExecCall(("true",), session="s"))
         assert agent(b, id).requests[-1]["cwd"] == "/second"
+
+
+async def test_an_exec_that_ended_gives_its_place_back_before_it_is_closed(tmp_path: Path) -> None:
+    async with bench(tmp_path, max_execs=1) as b:
+        id = await one(b)
+        live = await b.service.start(id, ExecCall(("true",)))
+        assert [item async for item in live] == []
+        await b.service.exec(id, ExecCall(("true",)))
+        await live.aclose()

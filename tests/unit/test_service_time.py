@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from capsule.errors import GoneError, InvalidError, UnavailableError
+from capsule.errors import GoneError, InvalidError, NoSpaceError, UnavailableError
 from capsule.model import SandboxId
 from capsule.service import CreateRequest, ExecCall
+from capsule.service.entry import Record
+from capsule.service.store import Claim, SqliteStore
 from tests.support import eventually
 from tests.unit.service_double import Bench, FakeExec, TurnedClock, World, bench
 
@@ -231,5 +233,27 @@ async def test_an_end_that_fails_is_tried_again_and_holds_up_no_other(tmp_path: 
         await sweep(b)
         assert b.world.agents, "it waits a little before it tries again"
         b.clock.pass_time(6)
+        await sweep(b)
+        assert b.world.agents == {}
+
+
+async def test_a_renewal_that_cannot_be_recorded_did_not_happen(tmp_path: Path) -> None:
+    class Full(SqliteStore):
+        full = False
+
+        async def save(self, record: Record, claim: Claim | None = None) -> None:
+            if self.full:
+                raise NoSpaceError("no space left")
+            await super().save(record, claim)
+
+    store = Full(tmp_path / "full.db")
+    async with bench(tmp_path, store=store) as b:
+        made = await b.service.create(CreateRequest(ttl=100))
+        store.full = True
+        with pytest.raises(NoSpaceError):
+            await b.service.set_timeout(made.id, 1000)
+        assert b.service.get(made.id) == made
+        store.full = False
+        b.clock.pass_time(101)
         await sweep(b)
         assert b.world.agents == {}

@@ -21,6 +21,8 @@ MAX_INLINE = 100 * 1024  # the kernel takes 128 KiB per argument; preludes need 
 MAX_CODE = 16 * 1024 * 1024
 
 _FILE = "{file}"
+# The path is an argument of its own, as the agent may have to translate it.
+_LOADER = "exec((lambda p: compile(open(p, 'rb').read(), p, 'exec'))(__import__('sys').argv.pop()))"
 _TAKES_ARGUMENT = re.compile(r"python(3(\.[0-9]+)?)?|(ba|da|z|k)?sh", re.ASCII)
 
 
@@ -46,8 +48,7 @@ def program(
         return command((*how.command[:-1], "-c", code), session=session)
     path = str(PurePosixPath(WORKSPACE, how.filename.replace("{id}", exec_id)))
     if session and how.carry == "python" and _takes_argument(how):
-        loader = f"exec(compile(open({path!r},'rb').read(),{path!r},'exec'))"
-        loading = command((*how.command[:-1], "-c", loader), session=True)
+        loading = command((*how.command[:-1], "-c", _LOADER, path), session=True)
         return loading._replace(path=path, content=content)
     prelude = carry.PRELUDES.get(how.carry or "") if session else None
     argv = tuple(word.replace(_FILE, path) for word in how.command)
