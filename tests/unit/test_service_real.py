@@ -31,14 +31,15 @@ from capsule.errors import (
     UnavailableError,
 )
 from capsule.link.exec_stream import Output
-from capsule.model import MIB, Reason, State
+from capsule.model import MIB, Isolation, Reason, State
 from capsule.providers.registry import make_provider
 from capsule.service import CreateRequest, ExecCall, RunCall, Service
-from tests.support import eventually
+from tests.support import component_missing, eventually
 
 pytestmark = pytest.mark.real
 
 CATALOG = load_catalog(None)
+LEVEL = Isolation.NAMESPACES  # where paths are as they seem, and disks have a size
 
 
 @pytest.fixture
@@ -51,13 +52,18 @@ def folder(agent_binary: Path) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def serving(
-    folder: Path, *, drain: str = "delete", **settings: object
-) -> AsyncIterator[Service]:
-    config = Config(data_dir=folder / "d", run_dir=folder / "r", drain=drain, **settings)  # type: ignore[arg-type]
+async def serving(folder: Path, *, drain: str = "delete") -> AsyncIterator[Service]:
+    config = Config(data_dir=folder / "d", run_dir=folder / "r", drain=drain, isolation=LEVEL)
     provider = await asyncio.to_thread(make_provider, "local", config, CATALOG)
-    async with Service(config, {"local": provider}, CATALOG) as service:
+    service = Service(config, {"local": provider}, CATALOG)
+    try:
+        await service.open()
+    except UnavailableError as error:
+        component_missing(f"no {LEVEL} for the service's tests: {error.message}")
+    try:
         yield service
+    finally:
+        await service.aclose()
 
 
 def boxes(folder: Path) -> list[str]:
