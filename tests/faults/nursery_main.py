@@ -122,7 +122,7 @@ def watcher(path: str) -> None:
         loops.append(loop)
         return loop
 
-    uvloop.new_event_loop = remember  # type: ignore[assignment]
+    uvloop.new_event_loop = remember
     Path(path).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -148,7 +148,8 @@ def answer_to(
         case "lag":
             return lags(loop, connection)
         case "clock":
-            return set_clock(float(more[0]))
+            set_clock(float(more[0]))
+            return None
     raise ValueError(word)
 
 

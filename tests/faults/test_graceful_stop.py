@@ -95,15 +95,18 @@ async def what_was_cut_goes_on(http: httpx.AsyncClient, ids: list[str]) -> None:
         for each in listed:
             if "sleep 8" not in each["cmd"][-1]:
                 continue
-            ended = await eventually(lambda e=each: end_of(http, id, e), what="it ends")  # noqa: B023
+            ended = await end_of(http, id, each["exec_id"])
             assert (ended["exit"]["reason"], ended["exit"]["exit_code"]) == ("exited", 0)
             ends.append(ended["stdout"])
     assert sorted(ends) == sorted(f"{i}\n" for i in range(10, 20))
 
 
-async def end_of(http: httpx.AsyncClient, id: str, each: dict[str, Any]) -> dict[str, Any] | None:
-    found = await finished(http, id, each["exec_id"])
-    return found if found["exit"] else None
+async def end_of(http: httpx.AsyncClient, id: str, exec_id: str) -> dict[str, Any]:
+    async def over() -> bool:
+        return (await finished(http, id, exec_id))["exit"] is not None
+
+    await eventually(over, what="it ends")
+    return await finished(http, id, exec_id)
 
 
 async def test_with_drain_delete_nothing_is_left(own_nursery: Nursery) -> None:

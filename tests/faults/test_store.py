@@ -71,11 +71,14 @@ async def test_a_key_used_while_records_were_locked_can_be_used_again(
     own_nursery: Nursery,
 ) -> None:
     async with running(own_nursery) as host, host.http() as http:
-        request = {"json": {"template": "bash"}, "headers": {"Idempotency-Key": "k"}}
+
+        async def make() -> httpx.Response:
+            key = {"Idempotency-Key": "k"}
+            return await http.post("/v1/sandboxes", json={"template": "bash"}, headers=key)
+
         with locked(host.base):
-            assert (await http.post("/v1/sandboxes", **request)).status_code == 503
-        first = await http.post("/v1/sandboxes", **request)
-        again = await http.post("/v1/sandboxes", **request)
+            assert (await make()).status_code == 503
+        first, again = await make(), await make()
         assert first.json()["id"] == again.json()["id"]
         assert len(await host.listed()) == 1
 

@@ -32,6 +32,8 @@ class Crooked(Provider):
 
     def __init__(self, inner: Provider) -> None:
         self.inner = inner
+        # Handles carry the inner one's name, and a service finds their provider by it.
+        self.name = inner.name  # type: ignore[misc]
 
     async def open(self) -> None:
         await self.inner.open()

@@ -1,0 +1,191 @@
+"""Peers that read slowly, send slowly, say nothing or vanish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+
+from capsule.edge import body, server
+from tests.faults.calls import create, execute
+from tests.faults.machine import Machine, checked, machine, running
+from tests.faults.nursery import Nursery
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+
+MIB = 1024 * 1024
+READERS = 20
+
+# As long as these are, a test of them takes; the first test holds the real ones to 60 seconds.
+HURRIED = {
+    "capsule.edge.body:PATIENCE": 1.5,
+    "capsule.edge.body:LINGER": 0.5,
+    "capsule.edge.server:HEADER_PATIENCE": 1.0,
+    "capsule.edge.server:WRITE_PATIENCE": 2.0,
+}
+
+
+def test_nobody_is_waited_for_longer_than_60_seconds() -> None:
+    assert body.PATIENCE + body.LINGER <= 60
+    assert server.HEADER_PATIENCE <= 60
+    assert server.WRITE_PATIENCE <= 60
+
+
+@asynccontextmanager
+async def hurried(nursery: Nursery) -> AsyncIterator[Machine]:
+    async with machine(nursery) as host:
+        host.how = {"replace": HURRIED}
+        async with checked(host):
+            yield host
+
+
+@pytest.mark.slow
+async def test_slow_readers_of_a_flood_cost_little_and_delay_nobody(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as host, host.http() as http:
+        ids = [await create(http, limits={"cpus": 0.2}) for _ in range(4)]
+        polite = await create(http)
+        before = host.memory()
+        async with AsyncExitStack() as stack:
+            for n in range(READERS):
+                url = f"ws://127.0.0.1:{host.port}/v1/sandboxes/{ids[n % 4]}/exec/ws"
+                # A small window: what is not read waits in the server, or better in the agent.
+                socket = await stack.enter_async_context(
+                    connect(url, proxy=None, max_queue=1, ping_interval=None, close_timeout=0.1)
+                )
+                flood = {"type": "start", "cmd": ["yes"], "output_limit": 256 * MIB}
+                await socket.send(json.dumps({**flood, "timeout_ms": 60_000}))
+            waits, most = [], 0
+            until = time.monotonic() + 5.0
+            while time.monotonic() < until:
+                began = time.monotonic()
+                assert (await execute(http, polite, "echo fine"))["stdout"] == "fine\n"
+                waits.append(time.monotonic() - began)
+                most = max(most, host.memory())
+        assert most - before < 64 * MIB
+        assert sorted(waits)[len(waits) // 2] < 1.0
+
+
+async def test_a_client_that_reads_nothing_is_let_go(own_nursery: Nursery) -> None:
+    async with hurried(own_nursery) as host, host.http() as http:
+        id = await create(http)
+        await execute(http, id, "truncate -s 200M hole")
+        before = host.descriptors()
+        reader, writer = await asyncio.open_connection("127.0.0.1", host.port, limit=1024)
+        path = f"/v1/sandboxes/{id}/files/workspace/hole"
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert b" 200 " in await reader.readline()
+        assert host.descriptors() > before
+        await descriptors_fall_to(host, before)
+        writer.transport.abort()
+
+
+async def descriptors_fall_to(host: Machine, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while host.descriptors() > count:
+        assert time.monotonic() < deadline, f"still {host.descriptors()}, were {count}"
+        await asyncio.sleep(0.05)
+
+
+async def test_an_upload_that_stalls_is_closed_and_leaves_no_trace(own_nursery: Nursery) -> None:
+    async with hurried(own_nursery) as host, host.http() as http:
+        id = await create(http)
+        path = f"/v1/sandboxes/{id}/files/workspace/file"
+        reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
+        head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n"
+        writer.write(head.encode() + bytes(100_000))
+        answer = await asyncio.wait_for(reader.read(), 20)
+        assert b" 408 " in answer.splitlines()[0]
+        writer.close()
+        assert (await execute(http, id, "ls -A"))["stdout"] == ""
+
+
+async def test_an_upload_that_drips_is_closed(own_nursery: Nursery) -> None:
+    """A byte now and then is no headway."""
+    async with hurried(own_nursery) as host, host.http() as http:
+        id = await create(http)
+        path = f"/v1/sandboxes/{id}/files/workspace/file"
+        reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
+        head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n"
+        writer.write(head.encode())
+        answer = asyncio.create_task(reader.read())
+        began = time.monotonic()
+        while not answer.done():
+            assert time.monotonic() - began < 20
+            writer.write(b"x")
+            await asyncio.wait({answer}, timeout=0.1)
+        assert b" 408 " in answer.result().splitlines()[0]
+        writer.close()
+        assert (await execute(http, id, "ls -A"))["stdout"] == ""
+
+
+async def test_an_upload_whose_sender_vanishes_leaves_no_trace(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as host, host.http() as http:
+        id = await create(http)
+        for amount in (0, 1, 70_000, 3 * MIB):
+            _, writer = await asyncio.open_connection("127.0.0.1", host.port)
+            path = f"/v1/sandboxes/{id}/files/workspace/file"
+            head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n"
+            writer.write(head.encode() + bytes(amount))
+            await writer.drain()
+            writer.transport.abort()
+
+        async def nothing() -> bool:
+            return bool((await execute(http, id, "ls -A"))["stdout"] == "")
+
+        deadline = time.monotonic() + 10
+        while not await nothing():
+            assert time.monotonic() < deadline
+
+
+async def test_peers_that_say_nothing_are_closed(own_nursery: Nursery) -> None:
+    async with hurried(own_nursery) as host:
+        before = host.descriptors()
+        silent = [await asyncio.open_connection("127.0.0.1", host.port) for _ in range(20)]
+        halves = [await asyncio.open_connection("127.0.0.1", host.port) for _ in range(20)]
+        for _, writer in halves:
+            writer.write(b"GET /health HTT")
+        closed = await asyncio.gather(
+            *(asyncio.wait_for(reader.read(), 20) for reader, _ in silent + halves)
+        )
+        assert set(closed) == {b""}
+        await descriptors_fall_to(host, before)
+        for _, writer in silent + halves:
+            writer.close()
+
+
+async def test_a_creator_that_leaves_leaves_no_sandbox(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as host:
+        body = b'{"template": "bash"}'
+        request = (
+            b"POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        for _ in range(10):
+            _, writer = await asyncio.open_connection("127.0.0.1", host.port)
+            writer.write(request)
+            await writer.drain()
+            writer.transport.abort()
+        seen = await host.agree()
+        assert len(seen.rows) <= 10
+
+
+async def test_an_exec_whose_caller_vanishes_goes_on(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as host, host.http() as http:
+        id = await create(http)
+        for n in range(5):
+            async with host.http(timeout=0.3) as hasty:
+                with pytest.raises(httpx.TimeoutException):
+                    await execute(hasty, id, f"sleep 1; echo {n} >> done")
+
+        async def all_done() -> bool:
+            return bool((await execute(http, id, "cat done"))["stdout"].split() == list("01234"))
+
+        deadline = time.monotonic() + 10
+        while not await all_done():
+            assert time.monotonic() < deadline
