@@ -1,0 +1,128 @@
+"""Devices: make a node, open one, or see which there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests.escape.attempt import ROOT, Attempt, cases, proofs
+
+pytestmark = pytest.mark.real
+
+Check = Callable[[Attempt], None]
+
+ATTEMPTS = [
+    Attempt(
+        "mknod-disk",
+        "make a node of the host's disk and read it",
+        """
+        try:
+            os.mknod("disk", stat.S_IFBLK | 0o600, A["disk"])
+            escaped(os.read(os.open("disk", os.O_RDONLY), 16))
+        except PermissionError:
+            if os.getuid() == 0: absent("not even root may open the disk")
+            raise
+        """,
+        proof=ROOT,
+        args={"disk": os.stat("/").st_dev},
+    ),
+    Attempt(
+        "mknod-log",
+        "make a node of the kernel's log (1, 11) and open it",
+        """
+        os.mknod("log", stat.S_IFCHR | 0o600, os.makedev(1, 11))
+        escaped(os.open("log", os.O_RDONLY | os.O_NONBLOCK))
+        """,
+        proof=ROOT,
+    ),
+    Attempt(
+        "mknod-high-bits",
+        "the same, with bits set in the mode that the kernel ignores and a filter may not",
+        """
+        mode = stat.S_IFCHR | 0o600 | (1 << 40)
+        call("mknodat", -100, b"log", mode, os.makedev(1, 11))
+        if stat.S_ISCHR(os.stat("log").st_mode): escaped("made")
+        """,
+        proof=ROOT,
+    ),
+    Attempt(
+        "whiteout",
+        "make a character device 0:0, which hides files in an overlay",
+        "os.mknod('white', stat.S_IFCHR, 0); escaped('made')",
+        proof=ROOT,
+    ),
+    Attempt(
+        "loop",
+        "take a loop device",
+        "escaped(fcntl.ioctl(os.open('/dev/loop-control', os.O_RDWR), 0x4C82))",
+        proof=ROOT,
+    ),
+    Attempt(
+        "open-nodes",
+        "open a device of the host: kvm, fuse, tun, vsock, userfaultfd, hwrng, input, msr …",
+        """
+        names = "kvm fuse net/tun vsock vhost-vsock userfaultfd hwrng uinput input/event0 rtc0"
+        names += " cpu/0/msr snapshot nvram hpet loop-control btrfs-control console tty0 tty1 ttyS0"
+        names += " vcs vda sda nvme0n1 zram0 dm-0 mapper/control dri/card0 snd/controlC0 autofs kmsg"
+        opened = []
+        for name in names.split():
+            try:
+                os.open(f"/dev/{name}", os.O_RDONLY | os.O_NONBLOCK)
+                opened.append(name)
+            except OSError as error:
+                refused = error
+        if opened: escaped(opened)
+        raise refused
+        """,
+        proof=ROOT,
+    ),
+    Attempt(
+        "see-devices",
+        "see devices of the host in /dev",
+        """
+        usual = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero".split()
+        more = sorted(set(os.listdir("/dev")) - set(usual))
+        if more: escaped(more[:5])
+        """,
+    ),
+    Attempt(
+        "device-in-usr",
+        "open a device by way of another mount: bind places, /dev/fd, /proc/self/fd",
+        """
+        for path in ("/dev/fd/0", "/proc/self/fd/0", "/dev/stdin"):
+            try:
+                fd = os.open(path, os.O_RDWR)
+                os.fchmod(fd, 0o600)
+                escaped(path)
+            except OSError as error:
+                refused = error
+        raise refused
+        """,
+        proof="the standard input of an unconfined run is nobody's device",
+    ),
+    Attempt(
+        "write-disk-by-number",
+        "reach a block device through /proc or /sys",
+        """
+        for path in ("/proc/partitions", "/proc/diskstats", "/sys/block", "/dev/disk", "/dev/block"):
+            try:
+                found = os.listdir(path) if os.path.isdir(path) else open(path).read()
+                if found: escaped(path)
+            except OSError as error:
+                refused = error
+        raise refused
+        """,
+    ),
+]
+
+
+@cases(ATTEMPTS)
+def test_stays_inside(attempt: Attempt, holds: Check) -> None:
+    holds(attempt)
+
+
+@proofs(ATTEMPTS)
+def test_works_outside(attempt: Attempt, works: Check) -> None:
+    works(attempt)
