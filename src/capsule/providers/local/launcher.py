@@ -147,16 +147,23 @@ async def _converse(path: str, request: Mapping[str, Any], body: bytes) -> dict[
         stream = await connect_unix(path)
     except NobodyListensError as exc:
         raise NobodyThere(exc.message) from exc
+    heard = False
     try:
         await stream.send(_HELLO + pack(FrameType.REQUEST, dump(request)) + body)
         decoder = Decoder()
         while chunk := await stream.receive(MAX_PAYLOAD):
+            heard = True
             for frame in decoder.feed(chunk):
                 if frame.type is FrameType.REPLY:
                     return load(frame.payload)
                 if frame.type is FrameType.ERROR:
                     raise to_error(load(frame.payload))
         raise UnavailableError(f"the agent closed the connection without answering {request['op']}")
+    except UnavailableError as exc:
+        if heard:
+            raise
+        # Its HELLO comes before it looks at the request: it died first, and nothing was begun.
+        raise NobodyThere(exc.message) from exc
     finally:
         await stream.aclose()
 
