@@ -165,6 +165,15 @@ class Config:
         default=256 * MIB,
         metadata=about("bytes", "largest output_limit to ask for", low=1, high=64 * GIB),
     )
+    answer_memory: int = field(
+        default=24 * MIB,
+        metadata=about(
+            "bytes",
+            "memory for large answers, all together; the rest waits",
+            low=MIB,
+            high=GIB * 64,
+        ),
+    )
     max_body: int = field(
         default=16 * MIB,
         metadata=about("bytes", "largest JSON body of a request", low=1024, high=GIB),

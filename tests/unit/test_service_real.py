@@ -145,6 +145,21 @@ async def test_a_session_carries_over_between_languages(folder: Path) -> None:
             assert result.exit.exit_code == code, (number, result.stderr)
 
 
+async def test_what_a_left_program_reports_reaches_its_session(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest("bash"))).id
+        script = 'read word; export LEFT="$word"; cd /tmp; sleep 0.2'
+        call = ExecCall(("bash", "-c", script), session="s", stdin=b"behind\n")
+        async with await service.start(id, call):
+            pass  # gone before the program was
+
+        async def told() -> bool:
+            show = ExecCall(("printenv", "LEFT"), session="s")  # reports nothing itself
+            return (await service.exec(id, show)).stdout == b"behind\n"
+
+        await eventually(told, what="the session knows what the program left")
+
+
 async def test_a_session_shows_tracebacks_as_python_does(folder: Path) -> None:
     async with serving(folder) as service:
         id = (await service.create(CreateRequest())).id

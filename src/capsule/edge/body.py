@@ -19,13 +19,18 @@ from starlette.types import Message, Receive, Scope, Send
 from capsule.edge.errors import HttpError
 from capsule.edge.shapes import parse
 from capsule.errors import TooLargeError
+from capsule.model import MIB
+from capsule.service.room import Room
 
 PATIENCE = 30.0  # seconds in which at least HEADWAY bytes must come
 HEADWAY = 32 * 1024
 LINGER = 3.0  # seconds, and
-LINGER_BYTES = 256 * 1024 * 1024  # bytes of an unwanted body that are read and thrown away
+LINGER_BYTES = 256 * MIB  # bytes of an unwanted body that are read and thrown away
 
 T = TypeVar("T")
+
+# For bodies that must be read whole before they mean anything.
+_bodies = Room(32 * MIB)
 
 
 class Meter:
@@ -57,6 +62,12 @@ class Meter:
         self._count(len(message.get("body", b"")), loop)
         self.done = not message.get("more_body", False)
         return message
+
+    async def make_room(self) -> None:
+        """Wait until all of the body may be kept in memory; its sender waits as well."""
+        most = self._length if self._length is not None else self.limit
+        await _bodies.take(most or 0)
+        self._deadline = None
 
     def _count(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
         self._total += size
@@ -139,6 +150,8 @@ async def read_body(receive: Receive) -> bytes:
     body: bytes = message.get("body", b"")
     if not message.get("more_body"):
         return body
+    if isinstance(receive, Meter):
+        await receive.make_room()
     parts = [body]
     while message.get("more_body"):
         message = await receive()

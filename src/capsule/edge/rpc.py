@@ -50,6 +50,12 @@ class OnlyId(msgspec.Struct):
     id: Id = None
 
 
+class Success(msgspec.Struct, kw_only=True):
+    jsonrpc: str = "2.0"
+    id: Id
+    result: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """`lane` names what calls must not overtake each other on: the sandbox."""
@@ -206,10 +212,9 @@ def _envelope(id: Id | UnsetType, result: Any, error: CapsuleError | None) -> by
     # Notifications are not answered, not even with an error; what could not be read as one is.
     if id is UNSET:
         return b""
-    head = b'{"jsonrpc":"2.0","id":' + encode(id)
     if error is None:
-        return head + b',"result":' + encode(result) + b"}"
+        return encode(Success(id=id, result=result))  # whole: a result may be large
     body = rpc_error(error)
     if isinstance(error, ProtocolFault):
         body["message"] = error.name
-    return head + b',"error":' + encode(body) + b"}"
+    return b'{"jsonrpc":"2.0","id":' + encode(id) + b',"error":' + encode(body) + b"}"

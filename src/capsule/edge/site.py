@@ -24,6 +24,7 @@ from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
 from capsule.edge.guard import KeyGuard, SiteGuard
 from capsule.edge.methods import build_methods
+from capsule.edge.pieces import in_pieces
 from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
 from capsule.edge.rest_files import file_routes
 from capsule.edge.routing import Described, add_schemas, failure, reply
@@ -58,7 +59,7 @@ def build_site(config: Config, service: Service, gate: Gate, version: str) -> AS
     site: ASGIApp = KeyGuard(answering(route), config.api_keys)
     if config.allowed_origins:
         site = with_cors(site, config)
-    return gate.wrap(SiteGuard(site, config))
+    return gate.wrap(in_pieces(SiteGuard(site, config)))
 
 
 def build_web(verbs: Verbs, files: FileVerbs, version: str) -> FastAPI:

@@ -8,7 +8,7 @@ return.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ from capsule.link.requests import exec_body
 from capsule.model import ExecRequest, Exit, Stream
 
 _INLINE = 64 * 1024  # input up to this goes out with the request
+_SMALL = 128 * 1024  # output up to this is taken in without asking for room
+
+Room = Callable[[int], Awaitable[None]]
 
 _CHANNELS = {
     Stream.STDOUT: Channel.STDOUT,
@@ -44,7 +47,13 @@ class Collected(NamedTuple):
 
 
 async def collect(
-    connect: Connect, request: ExecRequest, explain: Explain, *, input: bytes, start_timeout: float
+    connect: Connect,
+    request: ExecRequest,
+    explain: Explain,
+    *,
+    input: bytes,
+    start_timeout: float,
+    room: Room | None = None,
 ) -> Collected:
     """`request.timeout` must be set: it is what bounds the wait."""
     wire = request_bytes(exec_body(request))
@@ -53,6 +62,14 @@ async def collect(
         wire += _input_frames(input)
     seconds = start_timeout
     limit = asyncio.timeout(seconds)
+
+    async def make_room(size: int) -> None:
+        """What the agent has to say waits there; the time it takes is not the agent's."""
+        if room is not None:
+            limit.reschedule(None)
+            await room(size)
+            limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
     try:
         async with limit:
             async with await Conversation.begin(connect, wire, explain) as talk:
@@ -60,19 +77,23 @@ async def collect(
                 seconds = request.timeout + OVERTIME
                 limit.reschedule(asyncio.get_running_loop().time() + seconds)
                 if inline:
-                    return await _drain(talk, request)
+                    return await _drain(talk, request, make_room)
                 async with _beside(_feed(talk, input)):
-                    return await _drain(talk, request)
+                    return await _drain(talk, request, make_room)
     except TimeoutError:
         raise silence(f"exec {request.id}", seconds) from None
 
 
-async def collect_patiently(stream: ExecStream, request: ExecRequest, input: bytes) -> Collected:
+async def collect_patiently(
+    stream: ExecStream, request: ExecRequest, input: bytes, room: Room | None = None
+) -> Collected:
     """The same for an exec without a timeout: silence may last, as long as the agent answers."""
     gathered = _Gathered(request)
     async with _beside(_feed_stream(stream, input) if request.stdin else None):
         async for item in stream:
             if isinstance(item, Output):
+                if room is not None and (more := gathered.wants(len(item.data))):
+                    await room(more)
                 gathered.add(_CHANNELS[item.stream], item.data)
     if stream.carry:
         gathered.add(Channel.CARRY, stream.carry)
@@ -80,11 +101,13 @@ async def collect_patiently(stream: ExecStream, request: ExecRequest, input: byt
     return gathered.result(stream.exit)
 
 
-async def _drain(talk: Conversation, request: ExecRequest) -> Collected:
+async def _drain(talk: Conversation, request: ExecRequest, room: Room) -> Collected:
     gathered = _Gathered(request)
     while True:
         kind, channel, _, payload = await talk.next()
         if kind is FrameType.DATA:
+            if more := gathered.wants(len(payload)):
+                await room(more)
             gathered.add(channel, payload)
         elif kind is FrameType.EXIT:
             return gathered.result(exit_of(load(payload)))
@@ -95,11 +118,20 @@ async def _drain(talk: Conversation, request: ExecRequest) -> Collected:
 class _Gathered:
     """Output by channel, bounded by what was asked for whatever the agent sends."""
 
-    __slots__ = ("_request", "_sinks")
+    __slots__ = ("_left", "_request", "_sinks")
 
     def __init__(self, request: ExecRequest) -> None:
         self._request = request
         self._sinks: dict[int, _Sink] = {}
+        self._left = _SMALL  # of the room there is for it
+
+    def wants(self, size: int) -> int:
+        """How much room to ask for before so many bytes more are added; usually none."""
+        self._left -= size
+        if self._left >= 0:
+            return 0
+        self._left += self._request.output_limit
+        return self._request.output_limit
 
     def add(self, channel: int, data: bytes) -> None:
         sink = self._sinks.get(channel)

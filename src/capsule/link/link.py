@@ -101,8 +101,13 @@ class AgentLink:
         except TimeoutError:
             raise silence(f"exec {exec_id}", self._timeout) from None
 
-    async def collect(self, request: ExecRequest, *, input: bytes = b"") -> Collected:
-        """Runs it to its end. `input` is its stdin (if `request.stdin`), closed behind it."""
+    async def collect(
+        self, request: ExecRequest, *, input: bytes = b"", room: collect.Room | None = None
+    ) -> Collected:
+        """Runs it to its end. `input` is its stdin (if `request.stdin`), closed behind it.
+
+        `room` is asked before much output is taken in; until it returns, the agent keeps it.
+        """
         if request.timeout > 0:
             return await collect.collect(
                 self._connect,
@@ -110,9 +115,10 @@ class AgentLink:
                 explain_exec(request),
                 input=input,
                 start_timeout=self._timeout,
+                room=room,
             )
         async with await self.exec(request) as stream:
-            return await collect.collect_patiently(stream, request, input)
+            return await collect.collect_patiently(stream, request, input, room)
 
     async def execs(self) -> builtins.list[ExecInfo]:
         reply = await self._call({"op": "execs"})

@@ -24,8 +24,10 @@ from capsule.service.jobs import MAX_STDIN, Call, Job, Jobs
 from capsule.service.live import LiveExec
 from capsule.service.once import NOT_STARTED, Once, gather
 from capsule.service.permits import Permit, Permits
+from capsule.service.room import Room, holding
 from capsule.service.sandboxes import Parts
 from capsule.service.sessions import Sessions
+from capsule.service.tasks import Tasks
 from capsule.service.values import ExecResult
 
 log = structlog.get_logger(__name__)
@@ -40,13 +42,18 @@ class Execs:
         self._sessions = Sessions(parts.store)
         self._jobs = Jobs(parts.config, self._sessions)
         self._once = Once(parts.store, parts.clock)
+        self._room = Room(parts.config.answer_memory)
         self.permits = Permits(parts.config)
+        self._left = Tasks()  # one per followed exec whose caller left before its end
+
+    async def aclose(self) -> None:
+        await self._left.aclose()
 
     async def exec(self, id: str, call: Call) -> ExecResult:
         visit = self._access.visit(id)
         entry = visit.entry
         job = await self._jobs.make(entry, call)
-        with self.permits.take(entry):
+        with self.permits.take(entry), holding():
             async with visit as link:
                 if call.idempotency_key is None:
                     done = await self._collect(entry, link, job)
@@ -69,25 +76,27 @@ class Execs:
         return done
 
     async def _run(self, entry: Entry, link: AgentLink, job: Job) -> Collected:
+        room = self._room.take
         try:
-            return await link.collect(job.request, input=job.stdin)
+            return await link.collect(job.request, input=job.stdin, room=room)
         except CapsuleError as error:
             if not await self._directory_lost(entry, job, error):
                 raise
-            return await link.collect(job.request, input=job.stdin)
+            return await link.collect(job.request, input=job.stdin, room=room)
 
     async def _collect_once(self, entry: Entry, link: AgentLink, job: Job, call: Call) -> Collected:
         exec_id = job.request.id
         if not await self._once.claim(entry, call, exec_id):
             stream = await self._once.rejoin(link, exec_id)
             if stream is not None:
-                done = await gather(stream)
+                done = await gather(stream, self._room, job.request.output_limit)
                 await _remove_code(link, job)
                 return done
         try:
             return await self._collect(entry, link, job)
         except ConflictError:  # the same call came twice at once, and the other was faster
-            return await gather(await link.attach(exec_id))
+            stream = await link.attach(exec_id)
+            return await gather(stream, self._room, job.request.output_limit)
         except NOT_STARTED:
             await self._once.release(entry, call)
             raise
@@ -126,7 +135,8 @@ class Execs:
             await _remove_code(link, job)
 
         live = self._live(entry, stream, permit)
-        live.on_end(ended)
+        if job.session is not None or job.program.path is not None or job.stdin:
+            live.on_end(ended, self._left.spawn)
         if is_new and job.stdin and not stdin_open:
             live.feed(job.stdin)
         return live

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from capsule.errors import CapsuleError, UnavailableError
 from capsule.link.exec_stream import ExecStream, Gap, Output
@@ -14,10 +14,13 @@ from capsule.service.permits import Permit
 
 Explain = Callable[[UnavailableError], Awaitable[CapsuleError]]
 Ended = Callable[[ExecStream], Awaitable[None]]
+Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 
 
 class LiveExec:
-    """Iterate for output; `exit` is set when that ends. Closing leaves the program running.
+    """Iterate for output; `exit` is set when that ends. Closing leaves the program running: what
+    is due at its end (its session's report, its code's removal) and input not sent yet are then
+    seen to by a task of the service.
 
     Iterating raises UnavailableError when the connection breaks (attach again from `offsets`) and
     GoneError when the sandbox was ended meanwhile; `exit` then stays None. One reader at a time.
@@ -39,6 +42,8 @@ class LiveExec:
         self._touch = touch
         self._permit = permit
         self._ended: Ended | None = None
+        self._spawn: Spawn | None = None
+        self._closed = False
         self._feeder: asyncio.Task[None] | None = None
 
     @property
@@ -78,9 +83,10 @@ class LiveExec:
         if ended is not None:
             await ended(self._stream)
 
-    def on_end(self, ended: Ended) -> None:
-        """What is to be done once its exit was seen."""
+    def on_end(self, ended: Ended, spawn: Spawn) -> None:
+        """What is to be done once its exit was seen, and who sees it when the caller leaves."""
         self._ended = ended
+        self._spawn = spawn
 
     def feed(self, data: bytes) -> None:
         """Send all of the program's input, and its end, while the caller reads."""
@@ -112,6 +118,23 @@ class LiveExec:
 
     async def aclose(self) -> None:
         """Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._spawn is not None and self.exit is None and self._ended is not None:
+            self._spawn(self._see_off(), f"see off exec {self.exec_id}")
+        else:
+            await self._let_go()
+
+    async def _see_off(self) -> None:
+        try:
+            async for _ in self._stream:
+                pass
+            await self._end()
+        finally:
+            await self._let_go()
+
+    async def _let_go(self) -> None:
         self._release()
         if self._feeder is not None:
             self._feeder.cancel()

@@ -27,6 +27,7 @@ from capsule.service.admission import fingerprint
 from capsule.service.clock import Clock
 from capsule.service.entry import Entry
 from capsule.service.jobs import Call
+from capsule.service.room import SMALL, Room
 from capsule.service.store import Claim, Store
 from capsule.settings import brief
 
@@ -78,12 +79,17 @@ class Once:
             return None
 
 
-async def gather(stream: ExecStream) -> Collected:
-    """Everything an exec prints, to its end. What is kept of it was bounded when it was started."""
+async def gather(stream: ExecStream, room: Room, limit: int) -> Collected:
+    """Everything an exec prints, to its end. `limit` is what bounded it when it was started."""
+    left = SMALL
     parts: dict[Stream, list[bytes]] = {stream: [] for stream in Stream}
     async with stream:
         async for item in stream:
             if isinstance(item, Output):
+                left -= len(item.data)
+                if left < 0:
+                    left += limit
+                    await room.take(limit)
                 parts[item.stream].append(item.data)
     assert stream.exit is not None
     stdout, stderr, pty = (b"".join(parts[s]) for s in (Stream.STDOUT, Stream.STDERR, Stream.PTY))

@@ -88,6 +88,7 @@ class Service:
             for provider in self._parts.providers.values():
                 await self._open_provider(provider, stack)
             stack.push_async_callback(self._sandboxes.aclose)
+            stack.push_async_callback(self._execs.aclose)
             await adopt_all(self._parts, self._sandboxes)
             self.reaper.start()
             stack.push_async_callback(self.reaper.aclose)
