@@ -80,16 +80,17 @@ async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> int:
             log.warning("cannot list boxes", provider=provider.name, reason=str(error))
             continue
         orphans += [handle for handle in owned if handle.sandbox_id not in sandboxes.entries]
-    await _each(orphans, lambda handle: _discard(parts, handle))
+    await _each(orphans, lambda handle: _discard(parts, sandboxes, handle))
     return len(orphans)
 
 
-async def _discard(parts: Parts, handle: Handle) -> None:
+async def _discard(parts: Parts, sandboxes: Sandboxes, handle: Handle) -> None:
     try:
         async with asyncio.timeout(BUDGET):
             await parts.providers[handle.provider].discard(handle)
         log.warning("removed a box without a sandbox", sandbox=handle.sandbox_id)
     except (CapsuleError, TimeoutError) as error:
+        sandboxes.tidy_soon()
         log.warning("box not removed yet", sandbox=handle.sandbox_id, reason=str(error))
 
 

@@ -1,7 +1,7 @@
 """Ends what is over: expired, idle, dead and orphaned.
 
     Service.open ─▶ reaper (one task, ended by Reaper.aclose)
-                      ├─ expire   every second: TTL, idle timeout, ends that failed before
+                      ├─ expire   every second: TTL, idle timeout, what could not be removed before
                       ├─ pulse    every half second: boxes that have not answered for a while
                       └─ tidy     every minute: orphans, records not removed yet, the store
 
@@ -12,6 +12,7 @@ up no other.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -56,6 +57,9 @@ class Reaper:
         """Begin the end of everything that is over. Does not wait for it."""
         now = self._clock.monotonic()
         self._follow_wall_clock(now)
+        if self._sandboxes.tidy_at <= now:
+            self._sandboxes.tidy_at = math.inf
+            self._tasks.spawn(self._clear_away(), "clear away")
         for entry in [e for e in self._sandboxes.entries.values() if self._over(e, now)]:
             if len(self._ending) >= ENDS_AT_ONCE:
                 return
@@ -110,11 +114,15 @@ class Reaper:
                 entry.expires = expires
 
     async def tidy(self) -> None:
+        await self._clear_away()
+        self._drop_failed()
+        await self._parts.store.maintain(self._clock.now())
+
+    async def _clear_away(self) -> None:
+        """Records and boxes that could not be removed when it was their time."""
         for id, key in list(self._sandboxes.unremoved.items()):
             await self._sandboxes.remove(id, key)
         await remove_orphans(self._parts, self._sandboxes)
-        self._drop_failed()
-        await self._parts.store.maintain(self._clock.now())
 
     def _drop_failed(self) -> None:
         surplus = self._sandboxes.counts[State.FAILED] - MAX_FAILED

@@ -14,6 +14,7 @@ is what makes a renewal beat the reaper, or the reaper the renewal, and never ha
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class Sandboxes:
         self.unremoved: dict[
             SandboxId, str | None
         ] = {}  # gone, but not yet from the store; its key
+        self.tidy_at = math.inf  # monotonic: when something is to be cleared away again
         self._parts = parts
         self._store = parts.store
         self._clock = parts.clock
@@ -233,8 +235,10 @@ class Sandboxes:
         """After a launch that failed: no box, no record, and its key may be used again."""
         try:
             await self._destroy_box(entry)
+        except BaseException:
+            self.tidy_soon()  # a box that is left after all is an orphan from here on
+            raise
         finally:
-            # A box that is left after all is an orphan from here on, and the reaper's.
             await self.remove(entry.id, entry.key)
             self._forget(entry)
 
@@ -295,7 +299,12 @@ class Sandboxes:
                 await self._store.release(CREATE, key)
             del self.unremoved[id]
         except (UnavailableError, NoSpaceError) as error:
+            self.tidy_soon()
             log.warning("record not removed yet", sandbox=id, reason=error.message)
+
+    def tidy_soon(self) -> None:
+        """Something was left behind: let the reaper look before its time."""
+        self.tidy_at = min(self.tidy_at, self._clock.monotonic() + RETRY)
 
     async def _note(self, entry: Entry) -> None:
         """Record what a restart would find out by itself: worth trying, not worth failing."""
