@@ -139,6 +139,7 @@ bool sweep_works(void);
 uint64_t sweep_own_tag(void);                         /* the UTS namespace an exec was born into */
 bool init_knows(pid_t pid);                           /* a child of pid 1 that is accounted for */
 int sweep_signal(uint64_t tag, pid_t shepherd, int signal); /* how many were found */
+void sweep_frozen(uint64_t tag);                      /* the last resort: stops the box for a moment */
 void sweep_count(struct tally *t);
 
 /* program.c: the child that becomes the user's program */

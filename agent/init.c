@@ -17,9 +17,10 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-struct task { uint32_t no; pid_t pid; int slot; bool alive, killing; };
+struct task { uint32_t no; pid_t pid; int slot, rounds; bool alive, killing; };
 #define SLOTS 1024 /* more than execs are remembered */
 #define WORKERS 256
+#define PATIENCE 100 /* rounds of kill passes, about a millisecond each, before everybody is stopped for one */
 
 static int ctl = -1, signals = -1;
 static struct task *tasks;
@@ -128,18 +129,18 @@ static int kill_task(const struct task *t) {
     return found;
 }
 
-/* Kill passes until two in a row find nobody: one could be missed by a process that goes on in a child behind the
- * place we read. Between passes the loop answers the keeper, so a fork bomb delays no one. */
+/* Kill passes until one finds nobody. Between passes the loop answers the keeper, so a fork bomb delays no one. */
 static bool continue_kills(void) {
     bool more = false;
     for (size_t i = 0; i < ntasks; i++) {
         if (!tasks[i].killing) continue;
-        int clean = 0;
-        for (int pass = 0; pass < 4 && clean < 2; pass++) {
-            clean = kill_task(&tasks[i]) ? 0 : clean + 1;
-            reap();
+        int found = 0;
+        for (int pass = 0; pass < 3 && (found = kill_task(&tasks[i])); pass++) reap();
+        if (found && box.namespaces && ++tasks[i].rounds > PATIENCE) {
+            sweep_frozen(tag_of_task(&tasks[i]));
+            found = tasks[i].rounds = 0;
         }
-        if (clean < 2) { more = true; continue; }
+        if (found) { more = true; continue; }
         struct ctl m = {.command = C_KILLED, .no = tasks[i].no};
         tasks[i].killing = false;
         tell(&m, NULL, 0);

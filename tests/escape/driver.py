@@ -82,9 +82,7 @@ class Driver:
         return {"running": await self._link(name).kill(ExecId(id))}
 
     async def write(self, name: str, path: str, data: str, **options: Any) -> dict[str, Any]:
-        return asdict(
-            await self._link(name).write(path, base64.b64decode(data), **options)
-        )
+        return asdict(await self._link(name).write(path, base64.b64decode(data), **options))
 
     async def read(self, name: str, path: str, limit: int = 1 << 20) -> dict[str, Any]:
         async with self._link(name).read(path, length=limit) as reader:
@@ -125,7 +123,9 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-async def answer(driver: Driver, line: bytes, say: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+async def answer(
+    driver: Driver, line: bytes, say: Callable[[dict[str, Any]], Awaitable[None]]
+) -> None:
     request = json.loads(line)
     number = request.pop("n")
     arguments = request.pop("arguments", [])

@@ -172,5 +172,9 @@ def test_works_outside(attempt: Attempt, works: Check) -> None:
 
 def _need_user_namespaces() -> None:
     limit = Path("/proc/sys/user/max_user_namespaces")
-    if not limit.exists() or limit.read_text().strip() == "0" or not os.path.exists("/proc/self/ns/user"):
+    if (
+        not limit.exists()
+        or limit.read_text().strip() == "0"
+        or not os.path.exists("/proc/self/ns/user")
+    ):
         pytest.skip("this kernel gives an ordinary user no user namespace")

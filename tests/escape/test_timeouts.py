@@ -1,0 +1,178 @@
+"""Timeouts: live on when the exec has ended. After a timeout or a kill nobody of it is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.escape.attempt import ALONE, Attempt, cases, proofs, scenario
+from tests.escape.conftest import Cell
+from tests.escape.machine import Sandbox
+from tests.support import wait_for
+from tests.support.users import User
+
+pytestmark = pytest.mark.real
+
+MAIN = "it has no descendants: to kill the process group ends it"
+
+ATTEMPTS = [
+    Attempt("daemon", "fork twice, with a session of one's own", proof=ALONE),
+    Attempt("unkillable", "ignore and block every signal", proof=ALONE),
+    Attempt("unkillable-main", "the same in the program itself", proof=MAIN),
+    Attempt("stopping", "be stopped most of the time", proof=ALONE),
+    Attempt("stopping-main", "the same in the program itself", proof=MAIN),
+    Attempt("vfork", "in a child of vfork, whose parent is suspended", proof=ALONE),
+    Attempt("no-leader", "end one's first thread: the process looks dead", proof=ALONE),
+    Attempt("no-leader-main", "the same in the program itself", proof=MAIN),
+    Attempt("hopping", "go on in a new process every few microseconds", proof=ALONE),
+    Attempt("sibling", "be a child of one's parent (CLONE_PARENT)", proof=ALONE),
+    Attempt("subreaper", "adopt one's own orphans", proof=ALONE),
+    Attempt("chain", "twenty sessions deep", proof=ALONE),
+    Attempt("hydra", "be twenty-four who replace whoever dies", proof=ALONE),
+    Attempt("disguised", "without name, arguments, descriptors, as a kernel thread", proof=ALONE),
+    Attempt("unreadable", "execute a file that nobody may read (mode 0111)", proof=ALONE),
+]
+
+
+def _install(sandbox: Sandbox, helpers: Path) -> None:
+    sandbox.put(helpers / "evade", "evade")
+    sandbox.put(helpers / "evade", "hidden", mode=0o111)
+
+
+def _ends(sandbox: Sandbox, beat: str = "/workspace/beat") -> None:
+    """The heart stands still; it is read twice, some beats apart."""
+    last = sandbox.ask("read", beat)
+    sandbox.exec("/bin/sleep", "0.06")
+    assert sandbox.ask("read", beat) == last, "somebody lives on"
+
+
+@cases(ATTEMPTS)
+def test_nobody_outlives_a_timeout(attempt: Attempt, cell: Cell, helpers: Path) -> None:
+    with cell.box(processes=40) as sandbox:
+        _install(sandbox, helpers)
+        ended = sandbox.exec("./evade", attempt.name, "6", timeout=0.25)
+        assert ended["reason"] == "timed_out"
+        assert ended["duration_ms"] < 5000
+        _ends(sandbox)
+
+
+@pytest.mark.parametrize("how", [a.name for a in ATTEMPTS if not a.name.endswith("-main")])
+@pytest.mark.parametrize("cell", ["namespaces-root", "landlock-user"], indirect=True)
+def test_nobody_outlives_a_kill(how: str, cell: Cell, helpers: Path) -> None:
+    with cell.box(processes=40) as sandbox:
+        _install(sandbox, helpers)
+        running = sandbox.send("./evade", how, "6", id="it", timeout=10.0)
+        wait_for(lambda: "beat" in sandbox.ask("list", "/workspace")["names"], what="its first beat")
+        sandbox.ask("kill", "it")
+        assert cell.driver.wait(running)["reason"] == "cancelled"
+        _ends(sandbox)
+
+
+@scenario(
+    "background",
+    "stay in the background after a normal exit, until the exec or the sandbox is ended",
+    proof="it is meant to: only a kill of the finished exec ends it",
+)
+def test_a_finished_exec_can_still_be_killed(cell: Cell, helpers: Path) -> None:
+    with cell.box() as sandbox:
+        _install(sandbox, helpers)
+        script = "./evade daemon 6 & while [ ! -s beat ]; do :; done"
+        ended = sandbox.exec("/bin/sh", "-c", script, id="it", timeout=5.0)
+        assert ended["reason"] == "exited", "output that the daemon holds open delays no exit"
+        sandbox.ask("kill", "it")
+        _ends(sandbox)
+
+
+@scenario(
+    "amid-births",
+    "hide from a kill among processes of another exec that are born all the time",
+    proof="see hopping",
+)
+def test_a_kill_ends_beside_others_that_fork(cell: Cell, helpers: Path) -> None:
+    with cell.box() as sandbox:
+        sandbox.put(helpers / "evade", "evade")
+        for name in ("one", "other"):
+            sandbox.ask("call", "mkdir", f"/workspace/{name}")
+            where = f"/workspace/{name}"
+            sandbox.ask("start", ["../evade", "hopping", "9"], name, timeout=0.0, cwd=where)
+            wait_for(lambda w=where: "beat" in sandbox.ask("list", w)["names"], what="a beat")
+        sandbox.ask("kill", "one")
+        _ends(sandbox, "/workspace/one/beat")
+        last = sandbox.ask("read", "/workspace/other/beat")
+        wait_for(lambda: sandbox.ask("read", "/workspace/other/beat") != last, what="the other lives")
+        sandbox.write("/workspace/other/stop")
+
+
+@scenario(
+    "outlive-delete",
+    "live on when the sandbox is deleted",
+    proof="see daemon",
+)
+def test_nobody_outlives_the_sandbox(cell: Cell, helpers: Path) -> None:
+    with cell.box(processes=40) as sandbox:
+        _install(sandbox, helpers)
+        for number, how in enumerate(("no-leader", "hopping", "hydra", "unreadable", "stopping")):
+            sandbox.ask("start", ["./evade", how, "9"], f"it{number}", timeout=0.0)
+        wait_for(lambda: "beat" in sandbox.ask("list", "/workspace")["names"], what="its first beat")
+        base = sandbox.handle["uid_base"]
+        uid = base + 1000 if base else cell.driver.user.uid
+        assert _evading(uid), "the test looks at the right processes"
+        sandbox.destroy()
+    assert not _evading(uid), "no process of the sandbox is left"
+
+
+def _evading(uid: int) -> list[int]:
+    """Living processes of this user's, as the host sees them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "stat").read_text() if entry.name.isdigit() else ""
+            threads = words.rpartition(")")[2].split()
+            alive = threads and (threads[0] not in "ZX" or int(threads[17]) > 1)
+            if alive and ("(evade)" in words or "(hidden)" in words) and _uid_of(entry) == uid:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _uid_of(entry: Path) -> int:
+    """By its status: the folder of one whose file is unreadable belongs to root."""
+    status = (entry / "status").read_text()
+    return int(status.partition("Uid:")[2].split()[0])
+
+
+@proofs(ATTEMPTS)
+def test_works_outside(attempt: Attempt, peer: User, folder: Path, helpers: Path) -> None:
+    """To kill the process group, as `timeout` and most runners do, does not end it."""
+    home = folder / "home"
+    home.mkdir(mode=0o777)
+    home.chmod(0o777)
+    for name, mode in (("evade", 0o755), ("hidden", 0o111)):
+        shutil.copy(helpers / "evade", home / name)
+        (home / name).chmod(mode)
+    with _started(peer, home, attempt.name) as process:
+        wait_for(lambda: _heart(home), what="its first beat")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(5)
+        last = _heart(home)
+        wait_for(lambda: _heart(home) != last, what="it lives on", within=3)
+        (home / "stop").touch()
+
+
+def _started(peer: User, home: Path, how: str) -> subprocess.Popen[str]:
+    nothing: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return peer.popen("./evade", how, "6", cwd=home, start_new_session=True, **nothing)
+
+
+def _heart(home: Path) -> bytes:
+    beat = home / "beat"
+    return beat.read_bytes() if beat.exists() else b""
+
+
