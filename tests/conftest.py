@@ -56,9 +56,9 @@ def capsule_for_all() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.fixture
-def as_user(worker_id: str, capsule_for_all: tuple[str, list[str]]) -> Iterator[User]:
+def as_user(capsule_for_all: tuple[str, list[str]]) -> Iterator[User]:
     """Somebody without rights to run commands as; see tests/support/users.py."""
-    with ordinary_user(_number(worker_id), *capsule_for_all) as user:
+    with ordinary_user(*capsule_for_all) as user:
         yield user
 
 
@@ -74,11 +74,6 @@ def as_root() -> None:
     """Asking for it skips the test when the suite does not run as root."""
     if os.getuid() != 0:
         pytest.skip("needs root, the suite runs as an ordinary user")
-
-
-def _number(worker_id: str) -> int:
-    digits = worker_id.removeprefix("gw")
-    return int(digits) + 1 if digits.isdigit() else 0
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,8 +18,8 @@ from typing import Any
 
 from tests.support import ROOT, component_missing
 
-# Of no account, so nothing else on the machine runs as one of these.
-FIRST_UID = 61_000
+# Where a uid of no account is looked for.
+UIDS = range(61_300, 65_000)
 SITE_PACKAGES = next(path for path in sys.path if path.endswith("site-packages"))
 
 
@@ -50,9 +52,56 @@ class User:
 
 
 @contextmanager
-def ordinary_user(number: int, python: str, folders: list[str]) -> Iterator[User]:
+def ordinary_user(python: str, folders: list[str]) -> Iterator[User]:
     """A user for this test; afterwards neither a process nor a file of it is left."""
-    uid = FIRST_UID + number if os.getuid() == 0 else os.getuid()
+    if os.getuid() != 0:
+        with _at_home(os.getuid(), python, folders) as user:
+            yield user
+        return
+    with _nobodys_uid() as uid, _at_home(uid, python, folders) as user:
+        try:
+            yield user
+        finally:
+            _end_all_of(uid)
+
+
+@contextmanager
+def _nobodys_uid() -> Iterator[int]:
+    """A uid that no account has and nobody runs as, ours alone until the end.
+
+    A socket's name is the lock: other suites on this machine look for one in the same way, and a
+    test ends every process of its user.
+    """
+    busy: set[int] = set()
+    for entry in _processes():
+        with suppress(OSError):
+            busy.add(entry.stat().st_uid)
+    for uid in UIDS:
+        with socket.socket(socket.AF_UNIX) as lock:
+            try:
+                lock.bind(f"\0capsule-test-uid-{uid}")
+            except OSError:
+                continue
+            if uid not in busy and not _is_account(uid):
+                yield uid
+                return
+    component_missing(f"no free uid from {UIDS.start} on")
+
+
+def _is_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _processes() -> Iterator[Path]:
+    return (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+@contextmanager
+def _at_home(uid: int, python: str, folders: list[str]) -> Iterator[User]:
     # Not under pytest's own directory, which only root may enter; short, for Unix sockets.
     home = Path(tempfile.mkdtemp(prefix="capsule-user-", dir="/tmp"))
     runtime = home / "run"
@@ -71,13 +120,11 @@ def ordinary_user(number: int, python: str, folders: list[str]) -> Iterator[User
     try:
         yield User(uid, home, python, env)
     finally:
-        if os.getuid() == 0:
-            _end_all_of(uid)
         shutil.rmtree(home, ignore_errors=True)
 
 
 @contextmanager
-def readable_capsule(uid: int = FIRST_UID) -> Iterator[tuple[str, list[str]]]:
+def readable_capsule(uid: int = UIDS.start) -> Iterator[tuple[str, list[str]]]:
     """A Python that any user may start, and the folders from which it imports Capsule.
 
     The suite's own Python may live in root's home, and so may the tree: then another Python of the
@@ -124,8 +171,20 @@ def _succeeds(uid: int, argv: list[str], env: dict[str, str]) -> bool:
 
 
 def _end_all_of(uid: int) -> None:
-    """Kill what still runs as a uid that only this suite uses."""
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid == uid:
-                os.kill(int(entry.name), signal.SIGKILL)
+    """Kill what still runs as a uid that only this test uses, until nothing does.
+
+    Zombies are somebody's to reap and hold nothing; a bomb may fork between two looks.
+    """
+    for _ in range(100):
+        alive = 0
+        for entry in _processes():
+            with suppress(OSError):
+                if entry.stat().st_uid == uid and not _is_zombie(entry):
+                    alive += 1
+                    os.kill(int(entry.name), signal.SIGKILL)
+        if not alive:
+            return
+
+
+def _is_zombie(entry: Path) -> bool:
+    return (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
