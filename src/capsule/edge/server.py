@@ -29,6 +29,7 @@ log = logging.getLogger("capsule.edge")
 
 HEADER_PATIENCE = 20.0  # from the first byte (or the connection) to the end of a request's headers
 WRITE_PATIENCE = 50.0  # a peer that takes nothing of what we send for this long is gone
+PROBES = (20, 10, 3)  # the kernel asks a silent peer after so long, then again, so many times
 MAX_HEADERS = 64 * 1024
 KEEP_ALIVE = 75  # longer than clients keep theirs: they close first, and no request is lost
 MAX_MESSAGE = 1024 * 1024  # of a WebSocket
@@ -134,11 +135,13 @@ def _keep_probing(transport: asyncio.Transport) -> None:
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
+    after, again, times = PROBES
     for option, value in (
-        (socket.TCP_KEEPIDLE, 20),
-        (socket.TCP_KEEPINTVL, 10),
-        (socket.TCP_KEEPCNT, 3),
-        (socket.TCP_USER_TIMEOUT, 50_000),  # the same for data it never acknowledges
+        (socket.TCP_KEEPIDLE, after),
+        (socket.TCP_KEEPINTVL, again),
+        (socket.TCP_KEEPCNT, times),
+        # the same for data it never acknowledges
+        (socket.TCP_USER_TIMEOUT, (after + again * times) * 1000),
     ):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
