@@ -52,6 +52,9 @@ def _target(url: str | None, api_key: str | None, retries: int) -> Target:
 
 
 def create_params(template: str, options: CreateOptions) -> dict[str, Any]:
+    for name in set(options) - set(CreateOptions.__annotations__):
+        # Python itself says so for plain parameters; a limit that is dropped in silence is none.
+        raise TypeError(f"create() got an unexpected keyword argument {name!r}")
     params: dict[str, Any] = {"idempotency_key": new_key(), **options, "template": template}
     limits = {name: params.pop(name, None) for name in _LIMITS}
     params["limits"] = {name: limit for name, limit in limits.items() if limit is not None} or None
