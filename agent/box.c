@@ -149,6 +149,10 @@ void remove_cgroups(const char *const *dirs, int n) {
     }
 }
 
+static bool is_below(const char *path, const struct json *dir) {
+    return !strncmp(path, dir->str, dir->len) && (!path[dir->len] || path[dir->len] == '/');
+}
+
 const char *box_path(const char *path, char *out, size_t room) {
     if (strlen(path) >= room - 16) return NULL;
     for (const char *p = path; (p = strstr(p, "..")); p += 2) {
@@ -159,8 +163,12 @@ const char *box_path(const char *path, char *out, size_t room) {
     else snprintf(out, room, "/workspace/%s", path);
     const struct json *maps = json_get(box.spec, "paths");
     for (const struct json *m = maps ? maps->child : NULL; m; m = m->next) {
+        const struct json *to = m->child ? m->child->next : NULL;
+        if (to && is_below(out, to)) return out; /* what a program said of itself, such as its working directory: translated already */
+    }
+    for (const struct json *m = maps ? maps->child : NULL; m; m = m->next) {
         const struct json *from = m->child, *to = from ? from->next : NULL;
-        if (!to || strncmp(out, from->str, from->len) || (out[from->len] && out[from->len] != '/')) continue;
+        if (!to || !is_below(out, from)) continue;
         size_t rest = strlen(out + from->len);
         if (to->len + rest + 1 > room) return NULL;
         memmove(out + to->len, out + from->len, rest + 1);

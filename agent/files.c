@@ -166,7 +166,8 @@ static void receive_file(int fd, const char *temporary) {
 
 static void append_file(const struct json *r, const char *path, mode_t mode) {
     struct stat st;
-    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
+    int exclusive = json_bool(r, "exclusive", false) ? O_EXCL : 0;
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | exclusive | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
     if (fstat(fd, &st) || !is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
     receive_file(fd, NULL);

@@ -159,6 +159,13 @@ static void paths(void) {
     CHECK(!strcmp(box_path("/tmp", out, sizeof out), "/data/t"));
     free(box.spec);
     free(text);
+    text = strdup("{\"paths\":[[\"/workspace\",\"/tmp/data/x\"],[\"/tmp\",\"/tmp/data/t\"]]}");
+    box.spec = json_parse(text, strlen(text));
+    CHECK(!strcmp(box_path("/tmp/data/x/f", out, sizeof out), "/tmp/data/x/f"));
+    CHECK(!strcmp(box_path("/tmp/data/t", out, sizeof out), "/tmp/data/t"));
+    CHECK(!strcmp(box_path("/tmp/data/xy", out, sizeof out), "/tmp/data/t/data/xy"));
+    free(box.spec);
+    free(text);
     box.spec = NULL;
 }
 

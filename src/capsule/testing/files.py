@@ -109,7 +109,10 @@ class TestReadAndWrite:
         assert await subject.content("file") == b"second and more"
         await link.write("new", b"x", exclusive=True)
         await link.write("appended", b"x", append=True)
+        with pytest.raises(ConflictError):
+            await link.write("appended", b"y", append=True, exclusive=True)
         assert await subject.content("appended") == b"x"
+        await link.write("both", b"x", append=True, exclusive=True)
 
     async def test_parents_are_made_if_wanted(self, subject: Subject) -> None:
         await subject.link.write("a/b/c", b"x")
