@@ -129,6 +129,21 @@ def test_every_declared_language_runs(
     assert ended.stdout == "ran 7\n", ended.stderr
 
 
+def test_go_ends_with_the_programs_own_exit_code_and_takes_its_arguments(tmp_path: Path) -> None:
+    found = load_catalog()["go"]
+    if shutil.which("go", path=found.env["PATH"]) is None:
+        pytest.skip("go is not installed")
+    file = tmp_path / "main.go"
+    file.write_text('package main\nimport "os"\nfunc main() { os.Exit(len(os.Args)) }\n')
+    argv = [word.replace("{file}", str(file)) for word in found.languages["go"].command]
+    env = {**found.env, "HOME": str(tmp_path), "GOCACHE": str(tmp_path / "cache")}
+    env["GOTMPDIR"] = str(tmp_path / "built")
+    (tmp_path / "built").mkdir()
+    ended = subprocess.run([*argv, "a", "b c"], env=env, timeout=20, check=False)
+    assert ended.returncode == 3
+    assert not list((tmp_path / "built").iterdir())
+
+
 # Custom ones
 
 

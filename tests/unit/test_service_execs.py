@@ -18,8 +18,9 @@ from capsule.errors import (
     TooLargeError,
 )
 from capsule.link.exec_stream import Output
-from capsule.model import Reason
+from capsule.model import ExecId, Language, Reason, Template
 from capsule.service import CreateRequest, ExecCall, RunCall
+from capsule.service.code import program
 from capsule.service.once import AGENT_REMEMBERS
 from tests.support import eventually
 from tests.unit.service_double import Bench, FakeExec, bench
@@ -113,6 +114,13 @@ async def test_small_code_is_an_argument(tmp_path: Path) -> None:
         id = await one(b)
         await b.service.run(id, RunCall("print(1)"))
         assert agent(b, id).requests[-1]["argv"] == ["python3", "-c", "print(1)"]
+
+
+def test_a_script_that_gets_the_file_is_no_place_for_code() -> None:
+    script = ("sh", "-c", 'build "$0" && run', "{file}")
+    how = Language("x", "main.x", script)
+    made = program(Template("t", languages={"x": how}), "x", "code", ExecId("e1"), session=False)
+    assert made.argv == (*script[:3], "/workspace/main.x")
 
 
 async def test_execs_are_capped_per_sandbox_and_over_all(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ async def _prepare(
     name = source.name or choice.language.filename.format(id="main")
     path = f"{WORKSPACE}/{name}"
     await service.files(id).write(path, source.code)
-    command = (part.format(file=path) for part in choice.language.command)
+    command = (part.replace("{file}", path) for part in choice.language.command)
     return ExecCall((*command, *job.args), **options)
 
 

@@ -82,4 +82,5 @@ def _encode(code: str) -> bytes:
 
 def _takes_argument(how: Language) -> bool:
     name = PurePosixPath(how.command[0]).name
-    return how.command[-1] == _FILE and _TAKES_ARGUMENT.fullmatch(name) is not None
+    plain = how.command[-1] == _FILE and "-c" not in how.command
+    return plain and _TAKES_ARGUMENT.fullmatch(name) is not None
