@@ -14,7 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule.errors import ConflictError, InvalidError, NotFoundError, TooLargeError
+from capsule.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    TooLargeError,
+)
 from capsule.link.files import Listing
 from capsule.link.link import AgentLink
 from capsule.model import FileStat
@@ -311,6 +317,26 @@ async def test_too_large_a_folder_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     nodes = {f"/w/{n}": ("file", 0o644, b"") for n in range(3)}
     with pytest.raises(TooLargeError, match="more than 2 entries"):
         await packed(Disk({"/w": ("dir", 0o755, b""), **nodes}))
+
+
+@pytest.mark.parametrize("kind", ["file", "dir"])
+async def test_what_nobody_may_read_is_named_before_the_first_byte(kind: str) -> None:
+    nodes = {"/w/a": ("file", 0o644, b"x"), "/w/closed": (kind, 0o200, b"")}
+    with pytest.raises(ForbiddenError, match="/w/closed has mode 200"):
+        await packed(Disk({"/w": ("dir", 0o755, b""), **nodes}))
+    nodes["/w/closed"] = ("fifo", 0, b"")  # left out anyway
+    assert await packed(Disk({"/w": ("dir", 0o755, b""), **nodes}))
+
+
+async def test_a_list_that_is_not_whole_is_not_blamed_on_its_length() -> None:
+    disk = Disk({"/w": ("dir", 0o755, b""), "/w/a": ("file", 0o644, b"x")})
+
+    async def cut(path: str, **options: Any) -> Listing:
+        return Listing((await Disk.list(disk, path, **options)).entries, True)
+
+    disk.list = cut  # type: ignore[method-assign]
+    with pytest.raises(InvalidError, match="cannot be read"):
+        await packed(disk)
 
 
 async def test_a_large_file_passes_in_constant_memory() -> None:

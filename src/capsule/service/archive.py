@@ -15,7 +15,13 @@ from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from capsule.errors import ConflictError, InvalidError, NotFoundError, TooLargeError
+from capsule.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    TooLargeError,
+)
 from capsule.link.link import AgentLink
 from capsule.model import FileStat
 from capsule.service import tarformat as tar
@@ -36,6 +42,18 @@ async def pack(link: AgentLink, path: str) -> AsyncIterator[bytes]:
         yield tar.END
         return
     listing = await link.list(path, recursive=True, limit=MAX_ENTRIES)
+    if entry := next(filter(_is_unreadable, listing.entries), None):
+        raise ForbiddenError(
+            f"permission denied: {path.rstrip('/')}/{entry.path} has mode {entry.mode:03o}",
+            hint="change its mode, or remove it",
+            path=path,
+        )
+    if listing.truncated and len(listing.entries) < MAX_ENTRIES:
+        raise InvalidError(
+            f"{path} has folders that cannot be read or lie too deep",
+            hint="take its folders one by one",
+            path=path,
+        )
     if listing.truncated:
         raise TooLargeError(
             f"{path} has more than {MAX_ENTRIES} entries",
@@ -47,6 +65,11 @@ async def pack(link: AgentLink, path: str) -> AsyncIterator[bytes]:
         async for piece in _pack_entry(link, f"{path.rstrip('/')}/{entry.path}", entry):
             yield piece
     yield tar.END
+
+
+def _is_unreadable(entry: FileStat) -> bool:
+    """Known before the first byte is sent; later there is nothing but to cut the stream."""
+    return entry.type in ("file", "dir") and not entry.mode & 0o444
 
 
 async def _pack_entry(link: AgentLink, path: str, entry: FileStat) -> AsyncIterator[bytes]:
