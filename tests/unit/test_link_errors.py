@@ -33,12 +33,19 @@ def test_every_documented_code_has_a_meaning_and_no_other() -> None:
     assert set(AGENT_ERRORS) == documented_codes()
 
 
+def test_a_failed_move_names_both_ends_and_says_how_to_cross_disks() -> None:
+    body = {"code": "invalid", "message": "Invalid cross-device link", "errno": 18}
+    error = to_error(body, path="a", target="/tmp/a")
+    assert error.message == "invalid cross-device link: a to /tmp/a"
+    assert "mv" in (error.hint or "")
+
+
 @pytest.mark.parametrize("code", sorted(AGENT_ERRORS))
 def test_each_code_becomes_its_error(code: str) -> None:
-    error = to_error({"code": code, "message": "open a", "stage": "open", "errno": 13}, path="a")
+    error = to_error({"code": code, "message": "open: a", "stage": "open", "errno": 13}, path="a")
     assert type(error) is AGENT_ERRORS[code]
     assert type(error) in ALL_ERRORS
-    assert error.message == "open a"
+    assert error.message == "open: a"
     assert error.details.items() >= {
         "cause": code, "stage": "open", "errno": "EACCES", "path": "a"
     }.items()  # fmt: skip
@@ -49,14 +56,20 @@ def test_an_unknown_code_is_our_bug(code: object) -> None:
     assert type(to_error({"code": code, "message": "x"})) is InternalError
 
 
+@pytest.mark.parametrize("path", ["a", "file", "or", "directory"])
+def test_a_path_is_named_although_the_words_have_it_by_chance(path: str) -> None:
+    error = to_error({"code": "not_found", "message": "No such file or directory"}, path=path)
+    assert error.message == f"no such file or directory: {path}"
+
+
 def test_an_error_without_words_still_says_something() -> None:
     assert to_error({"code": "denied"}).message == "agent said denied"
 
 
 def test_bytes_that_are_no_text_can_be_printed_and_sent_on() -> None:
-    error = to_error({"code": "not_found", "message": "open caf\udce9"}, path="caf\udce9")
+    error = to_error({"code": "not_found", "message": "open: caf\udce9"}, path="caf\udce9")
     json.dumps(error.to_json(), ensure_ascii=False).encode()
-    assert error.message == "open caf\\udce9"
+    assert error.message == "open: caf\\udce9"
 
 
 json_values = st.none() | st.integers() | st.text() | st.lists(st.text()) | st.booleans()

@@ -51,6 +51,10 @@ _HINTS: Mapping[str, str] = {
     "version": "the sandbox was made by another version of Capsule; create a new one",
 }
 
+_ERRNO_HINTS: Mapping[str, str] = {
+    "EXDEV": "they are on different disks; move it with `mv` in the sandbox",
+}
+
 
 def to_error(body: Mapping[str, Any], **context: Any) -> CapsuleError:
     """The exception for an ERROR frame; `context` (path, exec_id …) goes into its details."""
@@ -66,9 +70,12 @@ def to_error(body: Mapping[str, Any], **context: Any) -> CapsuleError:
     details.update({key: printable(value) for key, value in context.items() if value is not None})
     message = body.get("message")
     text = printable(message) if isinstance(message, str) and message else f"agent said {code}"
-    if (path := details.get("path")) and path not in text:
+    if (path := details.get("path")) and f": {path}" not in text:
         text = f"{text[:1].lower()}{text[1:]}: {path}"  # "no such file or directory: a.txt"
-    return AGENT_ERRORS[code](text, hint=_HINTS.get(code), **details)
+        if target := details.get("target"):  # either may be the cause
+            text += f" to {target}"
+    hint = _ERRNO_HINTS.get(details.get("errno", ""), _HINTS.get(code))
+    return AGENT_ERRORS[code](text, hint=hint, **details)
 
 
 def printable(value: Any) -> Any:
