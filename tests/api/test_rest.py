@@ -172,7 +172,9 @@ async def test_a_file_the_client_has_already(api: Api, box: str) -> None:
     url = f"/v1/sandboxes/{box}/files/workspace/f"
     await api.http.put(url, content=b"one")
     tag = (await api.http.get(url)).headers["etag"]
-    assert (await api.http.get(url, headers={"If-None-Match": tag})).status_code == 304
+    for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        answer = await api.http.get(url, headers={"If-None-Match": known})
+        assert answer.status_code == 304, known
     await api.http.put(url, content=b"three")
     assert (await api.http.get(url, headers={"If-None-Match": tag})).content == b"three"
     stale = await api.http.get(url, headers={"Range": "bytes=0-1", "If-Range": tag})
@@ -187,9 +189,12 @@ async def test_an_empty_file(api: Api, box: str) -> None:
 
 
 async def test_a_folder_is_no_file(api: Api, box: str) -> None:
-    answer = await api.http.get(f"/v1/sandboxes/{box}/files/workspace")
-    assert answer.status_code == 400
-    assert "directory" in answer.json()["error"]["message"]
+    url = f"/v1/sandboxes/{box}/files/workspace"
+    assert (await api.http.head(url)).status_code == 400
+    for headers in ({}, {"Range": "bytes=0-3"}, {"If-None-Match": "*"}):
+        answer = await api.http.get(url, headers=headers)
+        assert answer.status_code == 400
+        assert "directory" in answer.json()["error"]["message"]
 
 
 async def test_a_fifo_does_not_hang(api: Api, box: str) -> None:

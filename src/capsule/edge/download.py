@@ -14,8 +14,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from capsule.edge.sse import until_gone
-from capsule.errors import CapsuleError
+from capsule.errors import CapsuleError, InvalidError
 from capsule.link.files import FileReader
+from capsule.model import FileStat
 from capsule.service.files import Files
 
 log = logging.getLogger("capsule.edge")
@@ -90,9 +91,9 @@ async def open_download(files: Files, path: str, request: Request) -> Response:
     known = request.headers.get("if-none-match")
     if not wanted and not known:
         return await _download(files, path)
-    stat = await files.stat(path, follow=True)
+    stat = await stat_file(files, path)
     headers = file_headers(stat.size, stat.mtime)
-    if known and known in (headers["etag"], "*"):
+    if known and is_known(known, headers["etag"]):
         return Response(status_code=304, headers={"etag": headers["etag"]})
     if not wanted or request.headers.get("if-range", headers["etag"]) != headers["etag"]:
         return await _download(files, path)
@@ -102,6 +103,21 @@ async def open_download(files: Files, path: str, request: Request) -> Response:
     if part.length <= 0:
         return Response(status_code=416, headers={"content-range": f"bytes */{stat.size}"})
     return await _download(files, path, part)
+
+
+async def stat_file(files: Files, path: str) -> FileStat:
+    """Raises InvalidError as reading it would: only files have content."""
+    stat = await files.stat(path, follow=True)
+    if stat.type != "file":
+        what = "is a directory" if stat.type == "dir" else "not a regular file"
+        raise InvalidError(f"{what}: {path}", path=path)
+    return stat
+
+
+def is_known(if_none_match: str, etag: str) -> bool:
+    """A list of tags, weak ones too: those of ours have no comma in them."""
+    tags = (tag.strip().removeprefix("W/") for tag in if_none_match.split(","))
+    return any(tag in (etag, "*") for tag in tags)
 
 
 async def _download(files: Files, path: str, part: Part | None = None) -> Response:

@@ -31,7 +31,7 @@ from starlette.responses import Response
 from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.body import chunks, lift, read_json
-from capsule.edge.download import INERT, begun, file_headers, open_download
+from capsule.edge.download import INERT, begun, file_headers, open_download, stat_file
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import FileVerbs, absolute
 from capsule.edge.routing import Described, Route, describe, reply
@@ -71,7 +71,7 @@ def file_routes(verbs: Verbs, files: FileVerbs, types: Described) -> APIRouter:
     @at("HEAD", "files", **describe(types))
     async def head(id: str, request: Request) -> Response:
         """A file's size and ETag."""
-        stat = await service.files(id).stat(path_of(request), follow=True)
+        stat = await stat_file(service.files(id), path_of(request))
         return Response(headers=file_headers(stat.size, stat.mtime))
 
     @at("PUT", "files", **describe(types, raw_body=OCTETS, returns=v.WrittenView))
