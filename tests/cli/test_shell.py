@@ -37,6 +37,13 @@ def test_a_shell_of_its_own_is_gone_afterwards(remote: Cli, capsule: Capsule) ->
     assert remote("ls", "-q").out.split() == [capsule.id]
 
 
+def test_a_shell_of_its_own_that_is_left_does_not_promise_to_go_on(remote: Cli) -> None:
+    with shell(remote) as screen:
+        screen.type("\r~.")
+        assert screen.finish() == 0
+        assert "goes on" not in screen.seen
+
+
 def test_the_size_follows_the_window(remote: Cli, capsule: Capsule) -> None:
     with shell(remote, capsule.id, rows=31, cols=101) as screen:
         screen.type("stty size\n")

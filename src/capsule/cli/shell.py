@@ -72,6 +72,8 @@ async def _shell(server: Server, id: str | None, template: str, name: str, as_js
         finally:
             if id is None:
                 await capsule.delete()
+    if story == _LEFT and id is not None:
+        story = f"left; the shell goes on: capsule shell {id} --name {name}"
     if as_json:
         code = exit.exit_code if exit else None
         show.as_json({"sandbox": capsule.id, "ended": story, "exit_code": code})
@@ -88,7 +90,7 @@ async def _stay(capsule: AsyncCapsule, name: str) -> tuple[str, Exit | None]:
             how = await _connect(Shell(terminal))
         if how == _LEFT:
             print()
-            return f"left; the shell goes on: capsule shell {capsule.id} --name {name}", None
+            return _LEFT, None
         if terminal.code != _RESTARTS:
             return terminal.reason, terminal.exit
         show.note("the server restarts; coming back")
