@@ -176,6 +176,22 @@ def test_a_planted_link_does_not_lead_out_of_the_download(capsule: Capsule, tmp_
     assert len(moved.skipped) == 2
 
 
+def test_a_download_goes_into_a_pipe_and_through_a_link(capsule: Capsule, tmp_path: Path) -> None:
+    capsule.write_file("f", "new")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert capsule.download("f", tmp_path / "pipe").bytes == 3
+        assert os.read(reader, 10) == b"new"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    capsule.download("f", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+
+
 def test_a_failed_download_leaves_nothing(capsule: Capsule, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         capsule.download("nothing", tmp_path / "x")

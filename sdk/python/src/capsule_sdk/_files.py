@@ -146,6 +146,8 @@ class FileMethods:
         """Copy a file to the file `local`, or what is in a folder into the folder `local`."""
         info = yield from self._stat(path, follow=True)
         target = Path(local)
+        if (yield from work(target.is_symlink)):
+            target = yield from work(target.resolve)  # what it leads to is replaced, not the link
         report = progress or _ignore
         if info.is_dir:
             return (yield from self._download_folder(path, target, report))
@@ -154,7 +156,9 @@ class FileMethods:
     def _download_file(self, path: str, target: Path, report: Progress) -> Flow[Transfer]:
         handle: Handle = yield Open(self._get("files", path=path))
         yield from accepted(handle)
-        partial = target.with_name(f".{target.name}.partial")
+        # Into a device or a pipe as it is: it must not be replaced by a file.
+        whole = not (yield from work(target.exists)) or (yield from work(target.is_file))
+        partial = target.with_name(f".{target.name}.partial") if whole else target
         file = yield from work(functools.partial(partial.open, "wb"))
         size = 0
         try:
@@ -163,10 +167,12 @@ class FileMethods:
                 yield from work(functools.partial(file.write, chunk))
                 report(len(chunk))
             file.close()
-            partial.replace(target)
+            if whole:
+                partial.replace(target)
         finally:
             file.close()
-            partial.unlink(missing_ok=True)
+            if whole:
+                partial.unlink(missing_ok=True)
         return Transfer(1, size)
 
     def _download_folder(self, path: str, target: Path, report: Progress) -> Flow[Transfer]:
