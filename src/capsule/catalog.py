@@ -145,10 +145,13 @@ def image_template(
     it, `like` gives limits and the rest.
     """
     languages: dict[str, Language] = {}
+    needs: set[str] = set()
     for builtin in load_catalog().values():
         for key, language in builtin.languages.items():
-            if language.command[0] in programs:
-                languages.setdefault(key, language)
+            own = builtin.needs if language.name == builtin.default_language else ()
+            if key not in languages and programs.issuperset((language.command[0], *own)):
+                languages[key] = language
+                needs.update((language.command[0], *own))
     found = [known for known in _PREFERRED if known in languages]
     if not found:
         raise InvalidError(
@@ -164,7 +167,7 @@ def image_template(
         root=f"image:{image}",
         languages=languages,
         default_language=found[0],
-        needs=tuple(sorted({language.command[0] for language in languages.values()})),
+        needs=tuple(sorted(needs)),
         shell=("/bin/bash", "-l") if "bash" in programs else ("/bin/sh", "-l"),
         env={**env, **fixed},
     )
