@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -19,6 +20,9 @@
 #define MAX_PAYLOAD (1u << 20)
 #define DATA_CHUNK (64u << 10) /* payload of one outgoing DATA frame */
 #define MAX_CGROUPS 8
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
 #define RETRY(expr) ({ long r_; do r_ = (long)(expr); while (r_ < 0 && errno == EINTR); r_; })
 
 static inline void closep(int *fd) { if (*fd >= 0) close(*fd); }
@@ -26,6 +30,7 @@ static inline void freep(void *p) { free(*(void **)p); }
 #define cleanup_fd __attribute__((cleanup(closep)))
 #define cleanup_free __attribute__((cleanup(freep)))
 static inline int steal_fd(int *fd) { int f = *fd; *fd = -1; return f; }
+static inline int lift_fd(int fd) { return fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 10); } /* a copy out of the way of 0 to 3 */
 static inline void drop_fd(int *fd) { if (*fd >= 0) close(*fd); *fd = -1; }
 
 /* A failure on its way to the host: which step, which errno. `code` NULL: derived from err. */
@@ -41,6 +46,8 @@ void buf_json_string(struct buf *b, const char *s, size_t n);
 void buf_free(struct buf *b);
 void *xrealloc(void *p, size_t n);
 double now_ms(void);
+struct rusage;
+double cpu_ms(const struct rusage *u);
 
 /* json.c: a small reader. Strings are decoded in place and NUL-terminated. */
 enum json_type { J_NULL, J_BOOL, J_NUM, J_STR, J_ARR, J_OBJ };
@@ -54,9 +61,12 @@ struct json {
     struct json *child, *next;
 };
 struct json *json_parse(char *text, size_t n); /* NULL: not JSON. Free the result with free(). */
+struct json *json_read(int fd);                /* a whole file, which is not changed */
 struct json *json_get(const struct json *obj, const char *key);
 const char *json_str(const struct json *obj, const char *key); /* NULL: missing, no string, or has a NUL inside */
 double json_num(const struct json *obj, const char *key, double missing);
+int64_t json_int(const struct json *obj, const char *key, int64_t missing, int64_t low, int64_t high); /* nearest in range */
+#define MAX_INT ((int64_t)1 << 53) /* what a JSON number says exactly */
 bool json_bool(const struct json *obj, const char *key, bool missing);
 
 /* wire.c: frames (spec/agent-protocol.md) */
@@ -79,8 +89,7 @@ ssize_t recv_fds(int sock, void *msg, size_t n, int *fds, int *nfds); /* nfds in
 
 /* box.c: what the launch request says, parsed once; read-only afterwards */
 struct box {
-    struct json *spec;     /* owned, with `text` */
-    char *text;
+    struct json *spec;
     const char *id, *dir, *stage, *spool, *disk_kind, *disk_path;
     bool namespaces;       /* else: landlock level */
     enum { USER_RANGE, USER_SINGLE, USER_UID, USER_NONE } user_mode;
@@ -90,20 +99,24 @@ struct box {
     int cgroup_version, ncgroups;
     const char *cgroups[MAX_CGROUPS];
     int cgroup_fds[MAX_CGROUPS]; /* cgroup.procs, open for writing */
-    const void *filter; size_t filter_len; /* seccomp program, owned elsewhere */
+    const struct buf *filter; /* the seccomp program */
     const struct json *landlock;
     double started;
 };
 extern struct box box;
-bool box_parse(char *text, size_t n, struct fault *f);
+bool box_parse(struct json *spec, struct fault *f);
 bool box_claim_uids(struct fault *f);
+bool box_bind_slot(int socket, uint32_t base);
 bool box_map_user(pid_t init, struct fault *f);
 bool box_make_cgroups(struct fault *f);
+void box_remove(void);
+bool write_proc(pid_t pid, const char *name, const char *text, struct fault *f); /* /proc/PID/name */
 void remove_cgroups(const char *const *dirs, int n);
 const char *box_path(const char *path, char *out, size_t room); /* API path -> path as seen by the worker */
 
 /* disk.c */
 bool disk_mount(struct fault *f);     /* by root, in the keeper's mount namespace */
+void disk_let_go(void);
 bool disk_mount_tmpfs(struct fault *f); /* by pid 1, in the box's own */
 bool disk_make_dirs(const char *root, bool outside, struct fault *f);
 
@@ -112,7 +125,7 @@ bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
 
 /* confine.c: what every program and file worker goes through before it may act */
 bool confine(struct fault *f, bool filter); /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order */
-bool confine_cgroups(struct fault *f);
+bool confine_keeper(struct fault *f);
 bool landlock_apply(struct fault *f);
 int landlock_abi(void);
 
@@ -136,10 +149,11 @@ void sweep_open(int proc_fd);
 int sweep_proc(void);
 void sweep_close(void);                               /* a child must not hold what pid 1 sees with */
 bool sweep_works(void);
-uint64_t sweep_own_tag(void);                         /* the UTS namespace an exec was born into */
+uint64_t sweep_own_tag(void);                         /* the UTS namespace an exec was born into; 0: unknown */
 bool init_knows(pid_t pid);                           /* a child of pid 1 that is accounted for */
-int sweep_signal(uint64_t tag, pid_t shepherd, int signal); /* how many were found */
-void sweep_frozen(uint64_t tag);                      /* the last resort: stops the box for a moment */
+enum sweep { SWEEP_NOBODY, SWEEP_UNSURE, SWEEP_SOMEBODY };
+enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal);
+void sweep_descendants(void);                         /* kills and reaps all of the calling subreaper's */
 void sweep_count(struct tally *t);
 
 /* program.c: the child that becomes the user's program */
@@ -147,7 +161,10 @@ enum { FD_REQUEST, FD_STATUS, FD_IN, FD_OUT, FD_ERR, FD_CARRY, FD_ROLES };
 void program_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
 void shepherd_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
 int signal_number(const char *name); /* "KILL", "SIGKILL"; 0: unknown */
-struct status_message { int32_t err; char stage[48]; int32_t has_exit, status; double cpu_ms; uint64_t rss; };
+/* What a starting program tells the keeper. READY: all is done but execve, which closes the socket; only then is that no
+ * sign of an early death. TERMINAL carries its descriptor. RUNNING and EXITED come from a shepherd. */
+enum status_kind { ST_FAILED, ST_TERMINAL, ST_READY, ST_RUNNING, ST_EXITED };
+struct status_message { int32_t kind, err, status; char stage[48]; double cpu_ms; uint64_t rss; };
 
 /* files.c: the child that does one file operation and exits */
 void file_main(int request_fd, int conn) __attribute__((noreturn));
@@ -158,6 +175,7 @@ bool remove_tree(int dirfd, const char *name);
 struct output {
     uint64_t total, limit; /* seen so far; kept at most */
     bool tail;             /* keep the last bytes rather than the first */
+    uint64_t lost;         /* 0: nothing. Where the disk was full: nothing from there on is kept; with tail, nothing before */
     char *mem; size_t cap;
     int file;              /* -1: in memory */
 };
@@ -168,13 +186,13 @@ uint64_t output_end(const struct output *o);   /* one past the last byte kept */
 size_t output_read(const struct output *o, uint64_t at, char *p, size_t room);
 void output_close(struct output *o);
 uint64_t output_kept(const struct output *o);
+bool output_truncated(const struct output *o, uint64_t total);
 
 /* keeper.c, conn.c, exec.c: the process that serves the wire */
 void keeper_run(int launcher_conn, int ctl_fd, pid_t init, int disk_fd) __attribute__((noreturn));
 
 /* usage.c */
 void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, uint64_t proc_rss);
-bool usage_needs_count(void);
 uint64_t oom_kills(void);
 
 /* launcher.c, probe.c */
@@ -182,7 +200,6 @@ int launcher_main(int listen_fd, int lifeline);
 void probe_serve(int conn, const struct json *request);
 
 void set_nonblocking(int fd, bool on);
-void close_all_but(int a, int b, int c, int d); /* -1: unused */
-void die_quietly(void) __attribute__((noreturn));
+void close_all_but(int a, int b); /* -1: unused */
 
 #endif

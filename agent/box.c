@@ -21,10 +21,8 @@ static bool parse_user(const struct json *user, struct fault *f) {
     return true;
 }
 
-bool box_parse(char *text, size_t n, struct fault *f) {
-    box.text = text;
-    box.spec = json_parse(text, n);
-    if (!box.spec) return fault_set(f, EINVAL, "launch: not JSON");
+bool box_parse(struct json *spec, struct fault *f) {
+    box.spec = spec;
     box.id = json_str(box.spec, "id");
     box.dir = json_str(box.spec, "dir");
     box.stage = json_str(box.spec, "stage");
@@ -32,46 +30,49 @@ bool box_parse(char *text, size_t n, struct fault *f) {
     const char *isolation = json_str(box.spec, "isolation");
     if (!box.id || !box.dir || !isolation) return fault_set(f, EINVAL, "launch: id, dir or isolation is missing");
     box.namespaces = !strcmp(isolation, "namespaces");
-    box.uid = (uid_t)json_num(box.spec, "uid", 1000);
-    box.gid = (gid_t)json_num(box.spec, "gid", 1000);
+    box.uid = (uid_t)json_int(box.spec, "uid", 1000, 0, UINT32_MAX);
+    box.gid = (gid_t)json_int(box.spec, "gid", 1000, 0, UINT32_MAX);
     box.uid_lock = -1;
-    box.cgroup_version = (int)json_num(box.spec, "cgroup_version", 0);
+    box.cgroup_version = (int)json_int(box.spec, "cgroup_version", 0, 0, 2);
     const struct json *disk = json_get(box.spec, "disk");
     box.disk_kind = json_str(disk, "kind");
     box.disk_path = json_str(disk, "path");
     box.landlock = json_get(box.spec, "landlock");
     if (box.landlock && box.landlock->type != J_OBJ) box.landlock = NULL;
     if (!box.disk_kind) return fault_set(f, EINVAL, "launch: disk.kind is missing");
+    if (!box.namespaces && !box.landlock) return fault_set(f, EINVAL, "launch: landlock is missing");
+    if (!box.filter->n || box.filter->n % 8 || box.filter->n / 8 > 4096) return fault_set(f, EINVAL, "launch: no seccomp program");
     if (box.namespaces && !box.stage) return fault_set(f, EINVAL, "launch: stage is missing");
     return parse_user(json_get(box.spec, "user"), f);
 }
 
-/* A slot of host uids is claimed by binding an abstract socket: host-wide, atomic, and released by the kernel
- * when the keeper dies, however it dies. */
+/* A slot of host uids is claimed by binding an abstract socket: atomic, for all who share our network namespace, and
+ * released by the kernel when the last process of ours in the box dies, however it dies. */
+bool box_bind_slot(int socket, uint32_t base) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "capsule-uid-%u", base);
+    return !bind(socket, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n));
+}
+
 bool box_claim_uids(struct fault *f) {
     if (box.user_mode != USER_RANGE && box.user_mode != USER_UID) return true;
     const struct json *user = json_get(box.spec, "user");
-    uint32_t base = (uint32_t)json_num(user, "base", 268435456), slots = (uint32_t)json_num(user, "slots", 1);
-    box.uid_count = (uint32_t)json_num(user, "count", 65536);
+    uint32_t base = (uint32_t)json_int(user, "base", 268435456, 1, UINT32_MAX), slots = (uint32_t)json_int(user, "slots", 1, 1, UINT16_MAX);
+    box.uid_count = (uint32_t)json_int(user, "count", 65536, 1, 65536);
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     uint32_t start = ((uint32_t)t.tv_nsec ^ (uint32_t)getpid() * 2654435761u) % slots;
     box.uid_lock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (box.uid_lock < 0) return fault_set(f, errno, "socket for the uid range");
     for (uint32_t i = 0; i < slots; i++) {
-        uint32_t slot = (start + i) % slots;
-        struct sockaddr_un a = {.sun_family = AF_UNIX};
-        int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "capsule-uid-%u", base + slot * box.uid_count);
-        if (!bind(box.uid_lock, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n))) {
-            box.uid_base = base + slot * box.uid_count;
-            return true;
-        }
+        box.uid_base = base + (start + i) % slots * box.uid_count;
+        if (box_bind_slot(box.uid_lock, box.uid_base)) return true;
         if (errno != EADDRINUSE) return fault_set(f, errno, "bind for the uid range");
     }
     return fault_set(f, EAGAIN, "no free uid range");
 }
 
-static bool write_proc(pid_t pid, const char *name, const char *text, struct fault *f) {
+bool write_proc(pid_t pid, const char *name, const char *text, struct fault *f) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
     cleanup_fd int fd = open(path, O_WRONLY | O_CLOEXEC);
@@ -113,9 +114,9 @@ bool box_make_cgroups(struct fault *f) {
             if (!value || name->type != J_STR || value->type != J_STR) return fault_set(f, EINVAL, "launch: cgroups[].set");
             if (!write_setting(d, name->str, value->str)) return fault_set(f, errno, "cgroup %s", name->str);
         }
-        int procs = openat(d, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+        cleanup_fd int procs = openat(d, "cgroup.procs", O_WRONLY | O_CLOEXEC);
         if (procs < 0) return fault_set(f, errno, "cgroup.procs");
-        box.cgroup_fds[box.ncgroups - 1] = procs;
+        box.cgroup_fds[box.ncgroups - 1] = lift_fd(procs); /* a program's descriptors are put in place before it enters */
     }
     return true;
 }
@@ -151,6 +152,13 @@ void remove_cgroups(const char *const *dirs, int n) {
 
 static bool is_below(const char *path, const struct json *dir) {
     return !strncmp(path, dir->str, dir->len) && (!path[dir->len] || path[dir->len] == '/');
+}
+
+/* All that is not a process. */
+void box_remove(void) {
+    remove_cgroups(box.cgroups, box.ncgroups);
+    if (box.disk_kind && !strcmp(box.disk_kind, "dir") && box.disk_path) remove_tree(AT_FDCWD, box.disk_path);
+    if (box.dir) remove_tree(AT_FDCWD, box.dir);
 }
 
 const char *box_path(const char *path, char *out, size_t room) {

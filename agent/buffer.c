@@ -1,6 +1,7 @@
 #include "agent.h"
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <time.h>
 
 void *xrealloc(void *p, size_t n) {
@@ -13,6 +14,10 @@ double now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_BOOTTIME, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+double cpu_ms(const struct rusage *u) {
+    return (double)(u->ru_utime.tv_sec + u->ru_stime.tv_sec) * 1e3 + (double)(u->ru_utime.tv_usec + u->ru_stime.tv_usec) / 1e3;
 }
 
 static void reserve(struct buf *b, size_t more) {

@@ -2,6 +2,7 @@
  * matters: cgroups need our privileges, seccomp comes last because it takes away the calls used before it. */
 #include "agent.h"
 #include <grp.h>
+#include <linux/audit.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -18,6 +19,11 @@
 #define SYS_landlock_restrict_self 446
 #endif
 enum { LL_EXECUTE = 1, LL_WRITE_FILE = 2, LL_READ_FILE = 4, LL_READ_DIR = 8, LL_MAKE_ANY = 0x1ff0, LL_REFER = 1 << 13, LL_TRUNCATE = 1 << 14, LL_IOCTL_DEV = 1 << 15 };
+#ifdef __x86_64__
+#define NATIVE_ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define NATIVE_ARCH AUDIT_ARCH_AARCH64
+#endif
 struct ll_ruleset { uint64_t fs, net, scoped; };
 struct ll_rule { uint64_t access; int32_t fd; } __attribute__((packed));
 
@@ -29,20 +35,38 @@ static uint64_t rule_access(const char *kind, uint64_t handled, bool directory) 
     uint64_t read = LL_READ_FILE | LL_READ_DIR, write = LL_WRITE_FILE | LL_MAKE_ANY | LL_REFER | LL_TRUNCATE, a = read;
     if (!strcmp(kind, "rx")) a = read | LL_EXECUTE;
     else if (!strcmp(kind, "rw")) a = read | write | LL_EXECUTE | LL_IOCTL_DEV;
+    else if (!strcmp(kind, "keep")) a = read | write;
     else if (!strcmp(kind, "dev")) a = LL_READ_FILE | LL_WRITE_FILE | LL_TRUNCATE | LL_IOCTL_DEV | LL_READ_DIR;
     if (!directory) a &= LL_EXECUTE | LL_WRITE_FILE | LL_READ_FILE | LL_TRUNCATE | LL_IOCTL_DEV;
     return a & handled;
 }
 
-bool landlock_apply(struct fault *f) {
+/* -1: none is to be had. Version 1 forbids renames between directories altogether. */
+static int new_ruleset(uint64_t *handled, bool scope) {
     int abi = landlock_abi();
-    if (!box.landlock || abi < 2) return true; /* 1 forbids renames between directories altogether */
-    uint64_t handled = 0x1fff | LL_REFER | (abi >= 3 ? LL_TRUNCATE : 0) | (abi >= 5 ? LL_IOCTL_DEV : 0);
-    struct ll_ruleset set = {.fs = handled};
-    size_t size = abi >= 6 ? sizeof set : abi >= 4 ? 16 : 8;
-    if (abi >= 6 && json_bool(box.landlock, "scope", true)) set.scoped = 3; /* abstract sockets, signals */
-    cleanup_fd int ruleset = (int)syscall(SYS_landlock_create_ruleset, &set, size, 0);
-    if (ruleset < 0) return fault_set(f, errno, "landlock ruleset");
+    if (abi < 2) return errno = EOPNOTSUPP, -1;
+    *handled = 0x1fff | LL_REFER | (abi >= 3 ? LL_TRUNCATE : 0) | (abi >= 5 ? LL_IOCTL_DEV : 0);
+    struct ll_ruleset set = {.fs = *handled, .scoped = scope && abi >= 6 ? 3 : 0 /* abstract sockets, signals */};
+    return (int)syscall(SYS_landlock_create_ruleset, &set, abi >= 6 ? sizeof set : abi >= 4 ? 16 : 8, 0);
+}
+
+static bool allow(int ruleset, uint64_t handled, const char *path, const char *kind, struct fault *f) {
+    struct stat st;
+    cleanup_fd int fd = open(path, O_PATH | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st)) return true; /* a path this host does not have */
+    struct ll_rule rule = {rule_access(kind, handled, S_ISDIR(st.st_mode)), fd};
+    return !syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0) || fault_set(f, errno, "landlock rule %.30s", path);
+}
+
+static bool enforce(int ruleset, struct fault *f) {
+    if (!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !syscall(SYS_landlock_restrict_self, ruleset, 0)) return true;
+    return fault_set(f, errno, "landlock");
+}
+
+bool landlock_apply(struct fault *f) {
+    uint64_t handled;
+    cleanup_fd int ruleset = box.landlock ? new_ruleset(&handled, json_bool(box.landlock, "scope", true)) : -1;
+    if (ruleset < 0) return box.namespaces || fault_set(f, errno, "landlock ruleset"); /* else it is all there is */
     if (box.namespaces) { /* pid 1 must go on seeing its processes; this procfs is attached where no path leads */
         struct ll_rule rule = {LL_READ_FILE | LL_READ_DIR, sweep_proc()};
         if (syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule for procfs");
@@ -51,18 +75,12 @@ bool landlock_apply(struct fault *f) {
     for (const struct json *r = rules ? rules->child : NULL; r; r = r->next) {
         const struct json *path = r->child, *kind = path ? path->next : NULL;
         if (!kind || path->type != J_STR || kind->type != J_STR) return fault_set(f, EINVAL, "launch: landlock.rules");
-        struct stat st;
-        cleanup_fd int fd = open(path->str, O_PATH | O_CLOEXEC);
-        if (fd < 0 || fstat(fd, &st)) continue; /* a path this host does not have */
-        struct ll_rule rule = {rule_access(kind->str, handled, S_ISDIR(st.st_mode)), fd};
-        if (syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule %.30s", path->str);
+        if (!allow(ruleset, handled, path->str, kind->str, f)) return false;
     }
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_landlock_restrict_self, ruleset, 0))
-        return fault_set(f, errno, "landlock");
-    return true;
+    return enforce(ruleset, f);
 }
 
-bool confine_cgroups(struct fault *f) {
+static bool confine_cgroups(struct fault *f) {
     for (int i = 0; i < box.ncgroups; i++)
         if (write(box.cgroup_fds[i], "0", 1) < 0) return fault_set(f, errno, "enter cgroup");
     if (box.ncgroups && box.namespaces && unshare(CLONE_NEWCGROUP)) return fault_set(f, errno, "cgroup namespace");
@@ -89,28 +107,37 @@ static bool set_limits(struct fault *f) {
            limit(RLIMIT_SIGPENDING, "sigpending", f) && limit(RLIMIT_MSGQUEUE, "msgqueue", f) && limit(RLIMIT_MEMLOCK, "memlock", f);
 }
 
+static bool drop_capabilities(uint64_t keep) {
+    struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct d[2] = {{0}};
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    for (int cap = 0; cap <= 63; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); /* beyond the last: EINVAL */
+    if (syscall(SYS_capget, &h, d)) return false;
+    for (int i = 0; i < 2; i++) {
+        d[i].effective = d[i].permitted &= (uint32_t)(keep >> 32 * i);
+        d[i].inheritable = 0;
+    }
+    return !syscall(SYS_capset, &h, d);
+}
+
 static bool become_user(struct fault *f) {
     uid_t uid = box.uid + (box.user_mode == USER_UID ? box.uid_base : 0);
     gid_t gid = box.gid + (box.user_mode == USER_UID ? box.uid_base : 0);
-    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-    for (int cap = 0; cap <= 63; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); /* beyond the last: EINVAL */
+    if (!drop_capabilities(1 << CAP_SETUID | 1 << CAP_SETGID)) return fault_set(f, errno, "drop capabilities");
     if (box.user_mode == USER_RANGE || box.user_mode == USER_UID) {
         if (setgroups(0, NULL)) return fault_set(f, errno, "setgroups");
         if (setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) return fault_set(f, errno, "setuid");
     }
     /* after the change of user, so that it is counted for the user in its own namespace */
     if (!limit(RLIMIT_NPROC, "nproc", f)) return false;
-    struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
-    struct __user_cap_data_struct none[2] = {{0}};
-    if (syscall(SYS_capset, &h, none)) return fault_set(f, errno, "drop capabilities");
+    if (!drop_capabilities(0)) return fault_set(f, errno, "drop capabilities");
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until execve: our memory is not the program's to read */
     return true;
 }
 
-static bool load_filter(struct fault *f) {
+static bool load_filter(const struct sock_filter *filter, size_t n, struct fault *f) {
+    struct sock_fprog p = {(unsigned short)n, (struct sock_filter *)filter};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return fault_set(f, errno, "no_new_privs");
-    if (!box.filter_len) return true;
-    struct sock_fprog p = {(unsigned short)(box.filter_len / sizeof(struct sock_filter)), (struct sock_filter *)box.filter};
     return !syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &p) || fault_set(f, errno, "seccomp");
 }
 
@@ -121,5 +148,43 @@ bool confine(struct fault *f, bool filter) {
     if (!box.namespaces && !landlock_apply(f)) return false; /* with namespaces, pid 1 did it for all */
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    return !filter || load_filter(f);
+    return !filter || load_filter((const struct sock_filter *)box.filter->p, box.filter->n / sizeof(struct sock_filter), f);
+}
+
+/* No program, no network, nobody's memory: whatever else a keeper might be made to do. */
+static bool filter_keeper(struct fault *f) {
+    static const unsigned denied[] = {SYS_execve, SYS_execveat, SYS_socket, SYS_connect, SYS_ptrace, SYS_process_vm_writev};
+    enum { N = sizeof denied / sizeof *denied };
+    struct sock_filter p[N + 7] = {
+        {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(struct seccomp_data, arch)},
+        {BPF_JMP | BPF_JEQ | BPF_K, 1, 0, NATIVE_ARCH},
+        {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_KILL_PROCESS},
+        {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(struct seccomp_data, nr)},
+        {BPF_JMP | BPF_JGE | BPF_K, N + 1, 0, 0x40000000}}; /* x32 */
+    for (unsigned i = 0; i < N; i++) p[5 + i] = (struct sock_filter){BPF_JMP | BPF_JEQ | BPF_K, (unsigned char)(N - i), 0, denied[i]};
+    p[5 + N] = (struct sock_filter){BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW};
+    p[6 + N] = (struct sock_filter){BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | EPERM};
+    return load_filter(p, N + 7, f);
+}
+
+static bool allow_parent(int ruleset, uint64_t handled, const char *path, struct fault *f) {
+    cleanup_free char *parent = path ? strdup(path) : NULL;
+    char *slash = parent ? strrchr(parent, '/') : NULL;
+    if (!slash || slash == parent) return true;
+    *slash = 0;
+    return allow(ruleset, handled, parent, "keep", f);
+}
+
+/* The keeper once its box stands: to write output to the spool, to signal, and to remove the box is all it still does. */
+bool confine_keeper(struct fault *f) {
+    uint64_t handled, caps = 1 << CAP_KILL | 1 << CAP_DAC_OVERRIDE | 1 << CAP_FOWNER | 1 << CAP_SYS_RESOURCE /* large pipes */;
+    cleanup_fd int ruleset = new_ruleset(&handled, false);
+    bool ok = drop_capabilities(caps) || fault_set(f, errno, "drop the keeper's capabilities");
+    if (ruleset >= 0) {
+        ok = ok && allow_parent(ruleset, handled, box.dir, f) && allow_parent(ruleset, handled, box.disk_path, f);
+        ok = ok && (!box.spool || allow(ruleset, handled, box.spool, "keep", f));
+        for (int i = 0; i < box.ncgroups; i++) ok = ok && allow_parent(ruleset, handled, box.cgroups[i], f);
+        ok = ok && allow(ruleset, handled, "/dev/null", "dev", f) && allow(ruleset, handled, "/proc", "r", f) && enforce(ruleset, f);
+    }
+    return ok && filter_keeper(f);
 }

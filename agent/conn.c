@@ -113,7 +113,7 @@ static void send_begun(struct conn *c) {
 
 static void send_end(struct conn *c) {
     struct buf b = {0};
-    if (c->exec->carry.n && !c->sent_carry) conn_send(c, F_DATA, S_CARRY, 0, c->exec->carry.p, c->exec->carry.n);
+    if (c->exec->carry.n) conn_send(c, F_DATA, S_CARRY, 0, c->exec->carry.p, c->exec->carry.n);
     exec_exit_json(&b, c->exec);
     conn_send(c, F_EXIT, 0, 0, b.p, b.n);
     buf_free(&b);
@@ -122,22 +122,31 @@ static void send_end(struct conn *c) {
 }
 
 /* A client that does not take the last frames gets no new ones: what waits for it is at most one frame per stream,
- * however many clients there are and however slow. */
+ * however many clients there are and however slow. The end comes after all that was written until then, even while a
+ * process that was left behind writes on. */
 void conn_pump(struct conn *c) {
+    c->more = false;
     if (c->full) return;
     flush(c);
-    while (!c->dead && !c->full && c->role == ROLE_EXEC && c->exec && c->exec->state != E_STARTING) {
+    for (int turns = 0; !c->dead && !c->full && c->role == ROLE_EXEC && c->exec && c->exec->state != E_STARTING; turns++) {
+        const struct exec *e = c->exec;
+        if (turns == 32) { c->more = true; return; }
         if (!c->begun) send_begun(c);
-        bool more = pump_stream(c, 0) | pump_stream(c, 1);
-        if (!more && c->exec->state == E_ENDED) send_end(c);
+        bool sent = pump_stream(c, 0) | pump_stream(c, 1);
+        if (e->state == E_ENDED && (!sent || (c->sent[0] >= e->final[0] && c->sent[1] >= e->final[1]))) send_end(c);
         flush(c);
-        if (!more) return;
+        if (!sent) return;
     }
 }
 
+int memfd_with(const char *text, size_t n) {
+    cleanup_fd int fd = memfd_create("request", MFD_CLOEXEC);
+    return fd >= 0 && write_full(fd, text, n) ? steal_fd(&fd) : -1;
+}
+
 static void hand_to_worker(struct conn *c) {
-    cleanup_fd int request = memfd_create("request", MFD_CLOEXEC);
-    if (request < 0 || !write_full(request, c->payload, c->h.length)) return conn_error(c, NULL, errno, "prepare", NULL);
+    cleanup_fd int request = memfd_with(c->payload, c->h.length);
+    if (request < 0) return conn_error(c, NULL, errno, "prepare", NULL);
     flush(c); /* our HELLO, before the worker writes: it always fits an empty socket */
     int fds[2] = {request, c->fd};
     if (!ctl_tell(&(struct ctl){.command = C_SPAWN, .no = 0, .kind = K_FILE}, fds, 2)) return conn_error(c, "limit", errno, "prepare", NULL);
@@ -212,9 +221,9 @@ static void frame_arrived(struct conn *c) {
     else conn_error(c, "protocol", 0, "frame", "unexpected frame");
 }
 
-/* Backpressure: a program that does not read its stdin stops the client, not us. */
+/* Backpressure: a program that does not read its stdin stops the client, not us. What follows a dial is not ours to read. */
 bool conn_wants_input(const struct conn *c) {
-    return !c->closing && !c->dead && c->role != ROLE_SHUTDOWN && !(c->exec && c->exec->input.n >= MAX_STDIN);
+    return !c->closing && !c->dead && c->role != ROLE_SHUTDOWN && c->role != ROLE_DIAL && !(c->exec && c->exec->input.n >= MAX_STDIN);
 }
 
 static bool read_some(struct conn *c, void *p, size_t want) {
@@ -226,7 +235,7 @@ static bool read_some(struct conn *c, void *p, size_t want) {
 }
 
 void conn_readable(struct conn *c) {
-    while (conn_wants_input(c)) {
+    for (int frames = 0; frames < 16 && conn_wants_input(c); frames++) { /* then the others' turn */
         if (c->reading == CONN_HEADER) {
             if (!read_some(c, c->head, HEADER_SIZE)) return;
             header_unpack(&c->h, c->head);

@@ -93,6 +93,11 @@ bool disk_mount(struct fault *f) {
     return disk_make_dirs(point, true, f);
 }
 
+void disk_let_go(void) {
+    char point[4200];
+    if (!strcmp(box.disk_kind, "loop")) umount2(disk_point(point, sizeof point), MNT_DETACH);
+}
+
 bool disk_mount_tmpfs(struct fault *f) {
     char point[4200], options[128];
     const struct json *disk = json_get(box.spec, "disk");

@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -56,8 +55,8 @@ static bool make_room(void) {
     uint64_t kept = 0;
     struct exec *oldest = NULL;
     for (struct exec *e = keeper.execs; e; e = e->next, n++) {
-        if (e->state != E_ENDED || watched(e)) continue;
-        kept += output_kept(&e->output[0]) + output_kept(&e->output[1]);
+        if (e->state != E_ENDED || e->killing || e->grace_at > 0 || watched(e)) continue;
+        kept += output_kept(&e->output[0]) + output_kept(&e->output[1]) + e->carry.n;
         oldest = e; /* new ones are put in front */
     }
     if (n < MAX_EXECS && kept < MAX_KEPT) return true;
@@ -71,16 +70,11 @@ static bool valid_id(const char *id) {
     return n && n <= 64 && strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == n;
 }
 
-static int memfd_with(const char *text, size_t n) {
-    cleanup_fd int fd = memfd_create("request", MFD_CLOEXEC);
-    return fd >= 0 && write_full(fd, text, n) ? steal_fd(&fd) : -1;
-}
-
 static void remember_argv(struct exec *e, const struct json *argv) {
     buf_add(&e->argv, "[", 1);
     for (const struct json *a = argv ? argv->child : NULL; a && e->argv.n < 4096; a = a->next) {
         if (a != argv->child) buf_add(&e->argv, ",", 1);
-        if (a->type == J_STR) buf_json_string(&e->argv, a->str, a->len < 1024 ? a->len : 1024);
+        buf_json_string(&e->argv, a->str, a->len < 1024 ? a->len : 1024); /* no string: empty */
     }
     buf_add(&e->argv, "]", 1);
 }
@@ -120,8 +114,9 @@ static struct exec *new_exec(const char *id, const struct json *r) {
     *e = (struct exec){.status_fd = -1, .in = -1, .out = {-1, -1}, .carry_fd = -1, .no = ++keeper.next_no};
     snprintf(e->id, sizeof e->id, "%s", id);
     const char *keep = json_str(r, "keep"), *on_limit = json_str(r, "on_limit");
-    double limit = json_num(r, "limit", 10 << 20), timeout = json_num(r, "timeout", 0);
-    for (int i = 0; i < 2; i++) output_open(&e->output[i], limit < 1 ? 1 : (uint64_t)limit, keep && !strcmp(keep, "tail"));
+    uint64_t limit = (uint64_t)json_int(r, "limit", 10 << 20, 1, MAX_INT);
+    double timeout = json_num(r, "timeout", 0);
+    for (int i = 0; i < 2; i++) output_open(&e->output[i], limit, keep && !strcmp(keep, "tail"));
     e->tty = json_bool(r, "tty", false);
     e->kill_on_limit = on_limit && !strcmp(on_limit, "kill");
     e->started = now_ms();
@@ -169,21 +164,34 @@ void exec_attach(struct conn *c, const struct json *r) {
     conn_pump(c);
 }
 
-/* Nothing can go wrong with it any more: the program runs. */
-static void begun(struct exec *e) {
-    if (e->state == E_STARTING) e->state = E_RUNNING;
-    drop_fd(&e->status_fd);
+static void reply_to_kill(struct conn *c) {
+    struct buf b = {0};
+    buf_printf(&b, "{\"running\":%s}", c->was_running ? "true" : "false");
+    c->exec = NULL;
+    c->closing = true;
+    conn_json(c, F_REPLY, &b);
+    buf_free(&b);
 }
 
 static void start_failed(struct exec *e, int err, const char *stage) {
-    const char *code = !strcmp(stage, "exec") || !strcmp(stage, "chdir") ? NULL : err == EINVAL ? "invalid" : NULL;
-    for (struct conn *c = keeper.conns; c; c = c->next)
-        if (c->exec == e) { c->exec = NULL; conn_error(c, code, err, stage, NULL); }
+    for (struct conn *c = keeper.conns; c; c = c->next) {
+        if (c->exec != e) continue;
+        if (c->role == ROLE_KILL) reply_to_kill(c);
+        else conn_error(c, NULL, err, stage, NULL);
+    }
     release(e);
 }
 
+/* Its execve has happened, unless it ended before it came to that: then e is gone. What we killed so early has an exit. */
+static bool started(struct exec *e) {
+    bool ok = e->state != E_STARTING || e->ready || e->cause;
+    if (!ok) start_failed(e, ECHILD, "start");
+    else if (e->state == E_STARTING) e->state = E_RUNNING;
+    return ok;
+}
+
 void exec_spawned(const struct ctl *m) {
-    struct exec *e = m->kind == K_EXEC ? exec_by_no(m->no) : NULL;
+    struct exec *e = exec_by_no(m->no);
     if (!e) return;
     if (m->err) start_failed(e, m->err, "fork");
     else e->pid = m->pid;
@@ -191,7 +199,7 @@ void exec_spawned(const struct ctl *m) {
 
 static const char *reason_of(const struct exec *e) {
     bool signaled = WIFSIGNALED(e->status), by_kill = signaled && WTERMSIG(e->status) == SIGKILL;
-    if (e->cause && (signaled || e->grace_at > 0)) return e->cause;
+    if (e->cause && (by_kill || e->graceful)) return e->cause;
     if ((by_kill || (WIFEXITED(e->status) && WEXITSTATUS(e->status) == 128 + SIGKILL)) && oom_kills() > e->oom_before) return "oom_killed";
     return signaled ? "signaled" : "exited";
 }
@@ -203,9 +211,11 @@ static void settle(struct exec *e) {
         if (e->out[i] >= 0) exec_readable(e, i); /* all it wrote is in the pipe by now */
     if (e->carry_fd >= 0) exec_readable(e, 3);
     drop_fd(&e->carry_fd);
+    buf_free(&e->input);
+    for (int i = 0; i < 2; i++) e->final[i] = e->output[i].total;
     e->reason = reason_of(e);
     e->state = E_ENDED;
-    e->deadline = e->grace_at = e->look_at = 0;
+    e->deadline = e->look_at = 0;
     if (!e->tty) drop_fd(&e->in);
 }
 
@@ -224,29 +234,18 @@ void exec_exited(const struct ctl *m) {
     if (!e) return;
     if (e->status_fd >= 0) exec_readable(e, 2); /* it may have failed before it became the program */
     if (!(e = exec_by_no(m->no))) return;
-    if (!box.namespaces) { /* the shepherd is gone: the program's own exit came before, or somebody killed it */
-        if (e->state == E_STARTING) start_failed(e, ECHILD, "start");
-        else exited(e, m->status, m->cpu_ms, m->rss);
-        return;
-    }
-    exited(e, m->status, m->cpu_ms, m->rss);
+    /* a shepherd's status is not its program's, which came before; only its violent end took the program along */
+    if (!box.namespaces && e->state <= E_RUNNING && !WIFSIGNALED(m->status)) start_failed(e, ECHILD, "wait");
+    else exited(e, m->status, m->cpu_ms, m->rss);
 }
 
 void exec_killed(const struct ctl *m) {
     struct exec *e = exec_by_no(m->no);
     if (!e) return;
     e->killing = false;
-    e->finished_kill = true;
     settle(e);
-    for (struct conn *c = keeper.conns; c; c = c->next) {
-        if (c->role != ROLE_KILL || c->exec != e) continue;
-        struct buf b = {0};
-        buf_printf(&b, "{\"running\":%s}", c->was_running ? "true" : "false");
-        c->exec = NULL;
-        c->closing = true;
-        conn_json(c, F_REPLY, &b);
-        buf_free(&b);
-    }
+    for (struct conn *c = keeper.conns; c; c = c->next)
+        if (c->role == ROLE_KILL && c->exec == e) reply_to_kill(c);
 }
 
 /* Ends the whole tree. `cause` is what the exit will say, unless the program was quicker. */
@@ -256,9 +255,9 @@ void exec_end(struct exec *e, const char *cause, int signal) {
         ctl_tell(&(struct ctl){.command = C_SIGNAL, .no = e->no, .kind = 1, .signal = signal}, NULL, 0);
         return;
     }
+    e->deadline = e->grace_at = 0;
     if (e->killing) return;
     e->killing = true;
-    e->deadline = e->grace_at = 0;
     ctl_tell(&(struct ctl){.command = C_KILL, .no = e->no}, NULL, 0);
 }
 
@@ -274,17 +273,17 @@ static void read_status(struct exec *e) {
         int fd = -1, nfds = 1;
         ssize_t n = recv_fds(e->status_fd, &m, sizeof m, &fd, &nfds);
         if (n < 0 && errno == EAGAIN) return;
-        if (n != sizeof m) { begun(e); return; } /* closed by execve */
-        if (m.has_exit == -1 && nfds) {
+        if (n != sizeof m) drop_fd(&e->status_fd); /* closed by execve or an early end */
+        if ((n != sizeof m || m.kind == ST_RUNNING) && !started(e)) return;
+        if (n != sizeof m) return;
+        m.stage[sizeof m.stage - 1] = 0;
+        if (m.kind == ST_FAILED) return start_failed(e, m.err, m.stage);
+        if (m.kind == ST_READY) e->ready = true;
+        if (m.kind == ST_EXITED) exited(e, m.status, m.cpu_ms, m.rss);
+        if (m.kind == ST_TERMINAL && nfds) {
             set_nonblocking(fd, true);
             e->in = e->out[0] = fd;
-        } else if (m.err) {
-            m.stage[sizeof m.stage - 1] = 0;
-            start_failed(e, m.err, m.stage);
-            return;
-        } else if (m.has_exit == 1) {
-            exited(e, m.status, m.cpu_ms, m.rss);
-        } else if (e->state == E_STARTING) e->state = E_RUNNING; /* a shepherd keeps this open for the exit */
+        }
     }
 }
 
@@ -346,8 +345,10 @@ static void end_input(struct exec *e) {
     }
 }
 
+static unsigned short side(double v) { return v < 0 ? 0 : v > UINT16_MAX ? UINT16_MAX : (unsigned short)v; }
+
 static void resize(struct exec *e, double rows, double cols) {
-    struct winsize w = {.ws_row = (unsigned short)rows, .ws_col = (unsigned short)cols};
+    struct winsize w = {.ws_row = side(rows), .ws_col = side(cols)};
     if (e->tty && e->out[0] >= 0) ioctl(e->out[0], TIOCSWINSZ, &w);
 }
 
@@ -386,17 +387,16 @@ void exec_kill_request(struct conn *c, const struct json *r) {
     if (!signal) return conn_error(c, "invalid", 0, "kill", "unknown signal");
     c->was_running = e->state <= E_RUNNING;
     exec_end(e, signal == SIGKILL || grace > 0 ? "cancelled" : NULL, signal);
-    if (signal != SIGKILL) {
-        struct buf b = {0};
-        if (grace > 0 && e->state != E_ENDED) e->grace_at = now_ms() + grace * 1000;
-        buf_printf(&b, "{\"running\":%s}", c->was_running ? "true" : "false");
-        c->closing = true;
-        conn_json(c, F_REPLY, &b);
-        buf_free(&b);
+    if (signal == SIGKILL) { /* answered when nobody is left */
+        c->role = ROLE_KILL;
+        c->exec = e;
         return;
     }
-    c->role = ROLE_KILL; /* answered when nobody is left */
-    c->exec = e;
+    if (grace > 0) {
+        e->graceful = true;
+        e->grace_at = now_ms() + grace * 1000;
+    }
+    reply_to_kill(c);
 }
 
 void exec_input_request(struct conn *c, const struct json *r) {
@@ -431,16 +431,16 @@ void exec_exit_json(struct buf *b, const struct exec *e) {
     int signal = WIFSIGNALED(e->status) ? WTERMSIG(e->status) : 0;
     buf_printf(b, "{\"reason\":\"%s\",\"exit_code\":%d,\"signal\":%d,\"duration_ms\":%.3f,\"cpu_ms\":%.3f,\"max_rss_bytes\":%llu,", e->reason,
                signal ? 128 + signal : WEXITSTATUS(e->status), signal, e->duration_ms, e->cpu_ms, (unsigned long long)e->rss);
-    buf_printf(b, "\"stdout_bytes\":%llu,\"stderr_bytes\":%llu,\"stdout_truncated\":%s,\"stderr_truncated\":%s}", (unsigned long long)e->output[0].total,
-               (unsigned long long)e->output[1].total, e->output[0].total > e->output[0].limit ? "true" : "false",
-               e->output[1].total > e->output[1].limit ? "true" : "false");
+    buf_printf(b, "\"stdout_bytes\":%llu,\"stderr_bytes\":%llu,\"stdout_truncated\":%s,\"stderr_truncated\":%s}", (unsigned long long)e->final[0],
+               (unsigned long long)e->final[1], output_truncated(&e->output[0], e->final[0]) ? "true" : "false",
+               output_truncated(&e->output[1], e->final[1]) ? "true" : "false");
 }
 
 void exec_list(struct conn *c) {
     struct buf b = {0};
     double now = now_ms();
     buf_printf(&b, "{\"execs\":[");
-    for (struct exec *e = keeper.execs; e && b.n < MAX_PAYLOAD - 8192; e = e->next) {
+    for (struct exec *e = keeper.execs; e && b.n < MAX_PAYLOAD - 16384; e = e->next) {
         buf_printf(&b, "%s{\"id\":\"%s\",\"pid\":%d,\"argv\":%.*s,\"tty\":%s,\"running\":%s,\"started_ms_ago\":%.3f,\"exit\":", e == keeper.execs ? "" : ",", e->id, (int)e->pid,
                    (int)e->argv.n, e->argv.p, e->tty ? "true" : "false", e->state == E_ENDED ? "false" : "true", now - e->started);
         if (e->state == E_ENDED) exec_exit_json(&b, e);

@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/inotify.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -393,20 +392,17 @@ void file_main(int request_fd, int conn_fd) {
         {"read", op_read}, {"write", op_write}, {"list", op_list}, {"mkdir", op_mkdir}, {"move", op_move},
         {"remove", op_remove}, {"chmod", op_chmod}, {"symlink", op_symlink}, {"watch", op_watch}};
     struct fault f = {0};
-    struct stat st;
     struct timeval patience = {60, 0};
     char path[PATH_MAX];
     conn = conn_fd;
-    close_all_but(conn, request_fd, -1, -1);
+    close_all_but(conn, request_fd);
     set_nonblocking(conn, false);
     setsockopt(conn, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     setsockopt(conn, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     for (int s = 1; s < NSIG; s++) signal(s, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is EFBIG, not our death */
-    if (fstat(request_fd, &st)) _exit(1);
-    char *text = mmap(NULL, (size_t)st.st_size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE, request_fd, 0);
-    struct json *r = text == MAP_FAILED ? NULL : json_parse(text, (size_t)st.st_size);
+    struct json *r = json_read(request_fd);
     if (!r) _exit(1);
     const char *op = json_str(r, "op");
     /* without namespaces programs have no inotify, as it would tell them the names of the host's files */

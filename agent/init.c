@@ -17,90 +17,85 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-struct task { uint32_t no; pid_t pid; int slot, rounds; bool alive, killing; };
-#define SLOTS 1024 /* more than execs are remembered */
+struct task { uint32_t no; pid_t pid; bool alive, killing; int quiet; }; /* one per exec; no 0: a free place */
+#define TASKS 512 /* more than execs are remembered */
 #define WORKERS 256
-#define PATIENCE 100 /* rounds of kill passes, about a millisecond each, before everybody is stopped for one */
+#define QUIET 64
 
 static int ctl = -1, signals = -1;
-static struct task *tasks;
-static size_t ntasks, room;
-static uint64_t *tags;  /* shared with children: each writes its own tag before it does anything else */
+static struct task tasks[TASKS];
+static uint64_t *tags;  /* of tasks, shared with children: each writes its own tag before it does anything else */
 static pid_t workers[WORKERS];
 static double forked_cpu_ms; /* of processes already reaped */
 
+/* The keeper is gone. As pid 1 our exit takes everyone along; otherwise they must be hunted down. */
+static void end_box(void) {
+    if (!box.namespaces) sweep_descendants();
+    _exit(0);
+}
+
 static void tell(const struct ctl *m, const int *fds, int nfds) {
-    if (!send_fds(ctl, m, sizeof *m, fds, nfds)) _exit(1); /* no keeper, no box */
+    if (!send_fds(ctl, m, sizeof *m, fds, nfds)) end_box();
 }
 
 static struct task *find(uint32_t no) {
-    for (size_t i = 0; i < ntasks; i++)
-        if (tasks[i].no == no) return &tasks[i];
+    for (struct task *t = tasks; t < tasks + TASKS; t++)
+        if (t->no == no) return t;
     return NULL;
 }
 
-static int free_slot(void) {
-    for (int slot = 0; slot < SLOTS; slot++) {
-        size_t i = 0;
-        while (i < ntasks && tasks[i].slot != slot) i++;
-        if (i == ntasks) return slot;
-    }
-    return -1;
+static pid_t *find_worker(pid_t pid) {
+    for (pid_t *w = workers; w < workers + WORKERS; w++)
+        if (*w == pid) return w;
+    return NULL;
+}
+
+bool init_knows(pid_t pid) {
+    for (struct task *t = tasks; t < tasks + TASKS; t++)
+        if (t->alive && t->pid == pid) return true;
+    return find_worker(pid) != NULL;
 }
 
 /* Inode numbers are given again once a namespace is dead; then the older exec has nobody left to find. */
 static uint64_t tag_of_task(const struct task *t) {
-    uint64_t tag = tags[t->slot];
-    for (size_t i = 0; i < ntasks; i++)
-        if (tags[tasks[i].slot] == tag && tasks[i].no > t->no) return 0;
+    uint64_t tag = tags[t - tasks];
+    for (int i = 0; i < TASKS; i++)
+        if (tags[i] == tag && tasks[i].no > t->no) return 0;
     return tag;
 }
 
-static void add_task(uint32_t no, pid_t pid, int slot) {
-    if (ntasks == room) tasks = xrealloc(tasks, (room = room ? room * 2 : 16) * sizeof *tasks);
-    tasks[ntasks++] = (struct task){.no = no, .pid = pid, .slot = slot, .alive = true};
-}
-
-static void note_worker(pid_t pid, bool there) {
-    for (int i = 0; i < WORKERS; i++)
-        if (workers[i] == (there ? 0 : pid)) { workers[i] = there ? pid : 0; return; }
-}
-
-bool init_knows(pid_t pid) {
-    for (size_t i = 0; i < ntasks; i++)
-        if (tasks[i].alive && tasks[i].pid == pid) return true;
-    for (int i = 0; i < WORKERS; i++)
-        if (workers[i] == pid) return true;
-    return false;
-}
-
-static void run_child(const struct ctl *m, const int *fds, int nfds, int slot) {
+static void run_child(const struct ctl *m, const int *fds, int nfds, uint64_t *tag) {
     close(ctl);
     close(signals);
     if (m->kind == K_FILE) file_main(fds[0], fds[1]);
-    tags[slot] = sweep_own_tag();
+    *tag = sweep_own_tag();
+    if (box.namespaces && (!*tag || *tag == UINT64_MAX)) _exit(1); /* no kill could find it */
     sweep_close(); /* the request names a working directory, which may be /proc/self/fd/N: no descriptor of ours may be one */
     if (box.namespaces) program_main(fds, nfds);
     shepherd_main(fds, nfds);
 }
 
 static void spawn(const struct ctl *m, const int *fds, int nfds) {
-    struct ctl reply = {.command = C_SPAWNED, .no = m->no, .kind = m->kind};
-    unsigned long flags = SIGCHLD | (m->kind == K_EXEC && box.namespaces ? CLONE_NEWUTS : 0);
-    int slot = free_slot();
-    bool possible = nfds >= (m->kind == K_FILE ? 2 : FD_CARRY) && slot >= 0;
-    if (possible) tags[slot] = 0;
-    pid_t pid = possible ? (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0) : (errno = EAGAIN, -1);
-    if (!pid) run_child(m, fds, nfds, slot);
-    if (pid < 0) {
-        struct fault f;
-        reply.err = errno;
-        fault_set(&f, errno, "fork");
-        if (m->kind == K_FILE && nfds > 1) frame_error(fds[1], &f, NULL); /* nobody else will answer this connection */
-    } else if (m->kind == K_EXEC) add_task(m->no, pid, slot);
-    else note_worker(pid, true);
+    bool file = m->kind == K_FILE;
+    struct ctl reply = {.command = C_SPAWNED, .no = m->no, .err = EAGAIN};
+    struct task *t = file ? NULL : find(0);
+    pid_t *worker = file ? find_worker(0) : NULL, pid = -1;
+    if (t) tags[t - tasks] = 0;
+    if ((t || worker) && nfds >= (file ? 2 : FD_CARRY)) {
+        pid = (pid_t)syscall(SYS_clone, SIGCHLD | (!file && box.namespaces ? CLONE_NEWUTS : 0), 0, 0, 0, 0);
+        if (!pid) run_child(m, fds, nfds, t ? &tags[t - tasks] : NULL);
+        reply.err = pid < 0 ? errno : 0;
+    }
     reply.pid = pid;
-    tell(&reply, NULL, 0);
+    if (!file) {
+        if (pid > 0) *t = (struct task){.no = m->no, .pid = pid, .alive = true};
+        tell(&reply, NULL, 0);
+    } else if (pid > 0) *worker = pid;
+    else if (nfds > 1) { /* nobody else will answer this connection */
+        struct fault f;
+        fault_set(&f, reply.err, "fork");
+        frame_error(fds[1], &f, NULL);
+    }
 }
 
 static void reap(void) {
@@ -108,42 +103,43 @@ static void reap(void) {
     int status;
     pid_t pid;
     while ((pid = wait4(-1, &status, WNOHANG, &u)) > 0) {
-        double cpu = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e3 + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
-        forked_cpu_ms += cpu;
-        note_worker(pid, false);
-        for (size_t i = 0; i < ntasks; i++) {
-            if (!tasks[i].alive || tasks[i].pid != pid) continue;
-            struct ctl m = {.command = C_EXITED, .no = tasks[i].no, .pid = pid, .status = status, .cpu_ms = cpu, .rss = (uint64_t)u.ru_maxrss * 1024};
-            tasks[i].alive = false;
-            if (!box.namespaces) tasks[i].pid = 0;
-            tell(&m, NULL, 0);
+        pid_t *worker = find_worker(pid);
+        if (worker) *worker = 0;
+        forked_cpu_ms += cpu_ms(&u);
+        for (struct task *t = tasks; t < tasks + TASKS; t++) {
+            if (!t->alive || t->pid != pid) continue;
+            t->alive = false;
+            if (!box.namespaces) t->pid = 0;
+            tell(&(struct ctl){.command = C_EXITED, .no = t->no, .pid = pid, .status = status, .cpu_ms = cpu_ms(&u), .rss = (uint64_t)u.ru_maxrss * 1024}, NULL, 0);
         }
     }
 }
 
-/* The main process is named besides: it may not have written its tag yet. A shepherd ends by itself, when nobody is
- * left below it; no look at /proc is as sure of that as its end. */
-static int kill_task(const struct task *t) {
-    int found = sweep_signal(tag_of_task(t), t->pid, SIGKILL);
-    if (t->alive && (!box.namespaces || !kill(t->pid, SIGKILL))) found++;
-    return found;
+/* The main process first: a shell whose child was killed before it would seem to have ended by itself. And it may not have
+ * written its tag yet. A shepherd ends by itself, when nobody is left below it; no look at /proc is as sure as its end. */
+static enum sweep kill_task(const struct task *t) {
+    bool alive = t->alive && (!box.namespaces || !kill(t->pid, SIGKILL));
+    enum sweep others = sweep_signal(tag_of_task(t), t->pid, SIGKILL);
+    return alive ? SWEEP_SOMEBODY : others;
 }
 
-/* Kill passes until one finds nobody. Between passes the loop answers the keeper, so a fork bomb delays no one. */
+/* Kill passes until it is quiet. New processes have higher numbers than old ones, so one that goes on in its child again
+ * and again is overtaken by a pass, or seen to be gone when it was looked at: a pass that found nobody and lost nobody is
+ * proof, unless the numbers began anew during it; so there must be two. Where others in the box come and go no pass may be
+ * that sure, and many must agree. Between passes the loop answers the keeper, so a fork bomb delays no one. */
 static bool continue_kills(void) {
     bool more = false;
-    for (size_t i = 0; i < ntasks; i++) {
-        if (!tasks[i].killing) continue;
-        int found = 0;
-        for (int pass = 0; pass < 3 && (found = kill_task(&tasks[i])); pass++) reap();
-        if (found && box.namespaces && ++tasks[i].rounds > PATIENCE) {
-            sweep_frozen(tag_of_task(&tasks[i]));
-            found = tasks[i].rounds = 0;
+    for (struct task *t = tasks; t < tasks + TASKS; t++) {
+        for (int pass = 0; t->killing && pass < 4 && t->quiet < QUIET; pass++) {
+            enum sweep result = kill_task(t);
+            t->quiet = result == SWEEP_SOMEBODY ? 0 : t->quiet + (result == SWEEP_NOBODY ? QUIET / 2 : 1);
+            reap();
         }
-        if (found) { more = true; continue; }
-        struct ctl m = {.command = C_KILLED, .no = tasks[i].no};
-        tasks[i].killing = false;
-        tell(&m, NULL, 0);
+        if (!t->killing) continue;
+        if (t->quiet < QUIET) { more = true; continue; }
+        t->killing = false;
+        t->quiet = 0;
+        tell(&(struct ctl){.command = C_KILLED, .no = t->no}, NULL, 0);
     }
     return more;
 }
@@ -157,7 +153,7 @@ static void signal_task(const struct ctl *m) {
 
 static void forget(uint32_t no) {
     struct task *t = find(no);
-    if (t) *t = tasks[--ntasks];
+    if (t) *t = (struct task){0};
 }
 
 /* Sockets belong to the network namespace they are made in; the keeper gets the descriptor. kind: 0 dial, 1 listen, 2 dial ::1 */
@@ -200,24 +196,11 @@ static void obey(const struct ctl *m, const int *fds, int nfds) {
     for (int i = 0; i < nfds; i++) close(fds[i]);
 }
 
-/* The keeper is gone. As pid 1 our exit takes everyone along; otherwise they must be hunted down. */
-static void end_box(void) {
-    if (!box.namespaces)
-        for (int pass = 0; pass < 1000; pass++) {
-            pid_t dead;
-            sweep_signal(0, getpid(), SIGKILL);
-            while ((dead = waitpid(-1, NULL, WNOHANG)) > 0) {}
-            if (dead < 0 && errno == ECHILD) break; /* all orphans are ours: there is nobody left */
-            usleep(1000);
-        }
-    _exit(0);
-}
-
-static void loop(void) {
+static void __attribute__((noreturn)) loop(void) {
     for (;;) {
         struct pollfd p[2] = {{ctl, POLLIN, 0}, {signals, POLLIN, 0}};
         bool killing = continue_kills();
-        if (poll(p, 2, killing ? 1 : -1) < 0 && errno != EINTR) _exit(1);
+        if (poll(p, 2, killing ? 1 : -1) < 0 && errno != EINTR) end_box();
         if (p[1].revents) {
             struct signalfd_siginfo s;
             (void)!read(signals, &s, sizeof s);
@@ -248,30 +231,30 @@ static void limit_namespace(int proc_fd) {
 
 static bool enter(int *disk_fd, struct fault *f) {
     int proc_fd = -1;
-    if (!box.namespaces) {
-        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-        sweep_open(-1);
-        return true;
-    }
-    if (box.user_mode == USER_RANGE && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return fault_set(f, errno, "become root of the box");
-    if (!rootfs_enter(disk_fd, &proc_fd, f)) return false;
+    if (!box.namespaces && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) return fault_set(f, errno, "become a subreaper");
+    if (box.namespaces && box.user_mode == USER_RANGE && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)))
+        return fault_set(f, errno, "become root of the box");
+    if (box.namespaces && !rootfs_enter(disk_fd, &proc_fd, f)) return false;
     sweep_open(proc_fd);
     if (proc_fd >= 0) limit_namespace(proc_fd);
-    return landlock_apply(f) && (sweep_works() || fault_set(f, EACCES, "see processes"));
+    if (box.namespaces && !landlock_apply(f)) return false;
+    return sweep_works() || fault_set(f, EACCES, "see processes");
 }
 
 void init_main(int ctl_fd) {
     struct ctl m = {0};
     struct fault f = {0};
     int disk_fd = -1;
-    sigset_t all;
+    sigset_t all, child;
     ctl = ctl_fd;
-    close_all_but(ctl, -1, -1, -1);
-    tags = mmap(NULL, SLOTS * sizeof *tags, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    close_all_but(ctl, -1);
+#ifndef __SANITIZE_ADDRESS__
+    dup2(STDOUT_FILENO, STDERR_FILENO); /* a file of the host, which /proc/self/fd would lead a file worker's client to */
+#endif
+    tags = mmap(NULL, TASKS * sizeof *tags, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (tags == MAP_FAILED) _exit(1);
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
-    sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -285,5 +268,4 @@ void init_main(int ctl_fd) {
     if (!ok) _exit(1);
     drop_fd(&disk_fd);
     loop();
-    _exit(0);
 }

@@ -1,5 +1,7 @@
 /* Reads what the host sends. The host is trusted, but nothing here trusts it further than the frame's length. */
 #include "agent.h"
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 #define MAX_DEPTH 16
 
@@ -134,7 +136,7 @@ static struct json *value(struct reader *r, int depth) {
     default: {
         char text[40], *stop;
         size_t n = 0;
-        while (r->p + n < r->end && n < sizeof text - 1 && strchr("+-.0123456789eE", r->p[n])) n++;
+        while (r->p + n < r->end && n < sizeof text - 1 && memchr("+-.0123456789eE", r->p[n], 15)) n++;
         if (!n) return NULL;
         memcpy(text, r->p, n);
         text[n] = 0;
@@ -157,6 +159,12 @@ struct json *json_parse(char *text, size_t n) {
     return NULL;
 }
 
+struct json *json_read(int fd) {
+    struct stat st;
+    char *text = fstat(fd, &st) ? MAP_FAILED : mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    return text == MAP_FAILED ? NULL : json_parse(text, (size_t)st.st_size);
+}
+
 struct json *json_get(const struct json *obj, const char *key) {
     if (!obj || obj->type != J_OBJ) return NULL;
     for (struct json *j = obj->child; j; j = j->next)
@@ -172,6 +180,11 @@ const char *json_str(const struct json *obj, const char *key) {
 double json_num(const struct json *obj, const char *key, double missing) {
     struct json *j = json_get(obj, key);
     return j && j->type == J_NUM ? j->num : missing;
+}
+
+int64_t json_int(const struct json *obj, const char *key, int64_t missing, int64_t low, int64_t high) {
+    double v = json_num(obj, key, (double)missing);
+    return v <= (double)low ? low : v >= (double)high ? high : (int64_t)v;
 }
 
 bool json_bool(const struct json *obj, const char *key, bool missing) {

@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -74,32 +73,20 @@ static void hear_init(void) {
 /* Every process of the box is dead when this returns. */
 static void end_processes(void) {
     close(keeper.ctl);
-    if (box.namespaces) kill(keeper.init, SIGKILL); /* the kernel takes everyone in its pid namespace along */
+    if (!box.namespaces) return sweep_descendants();
+    if (keeper.init <= 0) return; /* reaped: the number may be another's by now */
+    kill(keeper.init, SIGKILL);   /* the kernel takes everyone in its pid namespace along */
     while (waitpid(keeper.init, NULL, 0) < 0 && errno == EINTR) {}
-}
-
-static void remove_box(void) {
-    char point[4200];
-    end_processes();
-    drop_fd(&keeper.disk_fd);
-    if (!strcmp(box.disk_kind, "loop")) {
-        snprintf(point, sizeof point, "%s/disk", box.stage);
-        umount2(point, MNT_DETACH);
-    }
-    remove_cgroups(box.cgroups, box.ncgroups);
-    if (!strcmp(box.disk_kind, "dir") && box.disk_path) remove_tree(AT_FDCWD, box.disk_path);
-    remove_tree(AT_FDCWD, box.dir);
 }
 
 static void shut_down(struct conn *asked) {
     struct buf b = {0};
     drop_fd(&keeper.listener);
-    remove_box();
+    end_processes();
+    drop_fd(&keeper.disk_fd); /* the last that holds the disk */
+    box_remove();
     buf_add(&b, "{}", 2);
-    if (asked) {
-        set_nonblocking(asked->fd, false);
-        conn_json(asked, F_REPLY, &b);
-    }
+    if (asked) conn_json(asked, F_REPLY, &b);
     _exit(0);
 }
 
@@ -145,7 +132,7 @@ static void gather(void) {
         if (!e->tty && e->input.n) add(e->in, POLLOUT, (struct watch){W_INPUT, e, 0});
     }
     for (struct conn *c = keeper.conns; c; c = c->next) {
-        short events = (short)((conn_wants_input(c) ? POLLIN : 0) | (c->out.n > c->out_at ? POLLOUT : 0));
+        short events = (short)((conn_wants_input(c) ? POLLIN : 0) | (c->out.n > c->out_at || c->more ? POLLOUT : 0));
         add(c->fd, events, (struct watch){W_CONN, c, 0});
         if (c->listener >= 0) add(c->listener, POLLIN, (struct watch){W_PEER, c, 1});
         if (c->connecting) add(c->peer, POLLOUT, (struct watch){W_PEER, c, 0});
@@ -184,27 +171,30 @@ static void serve(const struct watch *w, short events) {
         }
         break;
     case W_PEER:
+        if (c->dead) break;
         if (w->which) net_accept(c);
         else net_connected(c);
         break;
     }
 }
 
-static void reap_pumps(void) {
-    int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
-        if (pid == keeper.init) keeper.init_dead = true;
+static void reap(void) {
+    for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG)) > 0;) {
+        if (pid != keeper.init) { keeper.npumps--; continue; } /* or an orphan, where there are no pumps */
+        keeper.init_dead = true;
+        keeper.init = 0;
+    }
 }
 
 static void loop(void) {
     for (;;) {
         gather();
         double at = next_event(), now = now_ms();
-        int wait = at <= 0 ? -1 : at <= now ? 0 : (int)(at - now) + 1;
+        int wait = at <= 0 ? -1 : at <= now ? 0 : at - now > 3600e3 ? 3600000 : (int)(at - now) + 1;
         if (poll(fds, nfds, wait) < 0 && errno != EINTR) _exit(1);
         for (size_t i = 0; i < nfds; i++)
             if (fds[i].revents) serve(&watches[i], fds[i].revents);
-        reap_pumps();
+        reap();
         if (nheard) hear_init();
         if (keeper.init_dead) shut_down(NULL); /* the box died; nothing of it is left when we are gone */
         now = now_ms();
@@ -227,7 +217,11 @@ void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
     sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask, NULL);
     keeper.signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    for (int i = 0; i < box.ncgroups; i++) drop_fd(&box.cgroup_fds[i]);
+    if (!box.namespaces) { /* should the stand-in for pid 1 die, its orphans are ours to end */
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        sweep_open(-1);
+    }
     struct buf b = {0};
     buf_printf(&b, "{\"pid\":%d,\"init\":%d,\"uid_base\":%u,\"started_ms\":%.3f}", (int)getpid(), (int)init, box.uid_base, now_ms() - box.started);
     bool answered = frame_json(launcher, F_REPLY, &b);

@@ -7,6 +7,7 @@
 #define MAX_EXECS 256             /* remembered */
 #define MAX_KEPT (64u << 20)      /* bytes of output of finished execs */
 #define MAX_CONNS 1024
+#define MAX_PUMPS 256             /* streams into and out of the box, a process each */
 #define MAX_CARRY (256u << 10)
 #define MAX_STDIN (1u << 20)      /* accepted from clients, not yet taken by the program */
 
@@ -16,13 +17,14 @@ struct exec {
     uint32_t no;
     pid_t pid;
     enum { E_STARTING, E_RUNNING, E_EXITED, E_ENDED } state; /* exited: its main process is; ended: the exit is final */
-    bool tty, killing, killed, kill_on_limit, stdin_eof, finished_kill;
+    bool tty, ready, killing, graceful, kill_on_limit, stdin_eof; /* graceful: a signal with a grace was sent */
     const char *cause;            /* why we killed it; NULL: we did not */
     int status_fd, in, out[2], carry_fd; /* tty: in == out[0] == the terminal's master */
     struct output output[2];
     struct buf input, carry, argv;
     double started, deadline, grace_at, look_at; /* ms; 0: none */
     uint64_t oom_before;
+    uint64_t final[2];            /* bytes of output when it ended; what it left behind may write on */
     int status;                   /* as wait(2) gave it */
     double cpu_ms, duration_ms;
     uint64_t rss;
@@ -39,7 +41,8 @@ struct conn {
     bool greeted, asked, closing, dead, full; /* full: the socket takes no more just now */
     enum { ROLE_NONE, ROLE_EXEC, ROLE_KILL, ROLE_INPUT, ROLE_LISTEN, ROLE_DIAL, ROLE_USAGE, ROLE_SHUTDOWN } role;
     struct exec *exec;            /* ROLE_EXEC, ROLE_KILL, ROLE_INPUT */
-    bool begun, may_input, sent_carry, was_running;
+    bool begun, may_input, was_running;
+    bool more;                    /* output waits, and it is the others' turn */
     uint64_t sent[2];
     struct buf out; size_t out_at; /* frames on their way */
     uint32_t ticket;              /* for answers of pid 1 */
@@ -53,7 +56,7 @@ struct keeper {
     struct exec *execs;
     struct conn *conns;
     uint32_t next_no;
-    int nconns;
+    int nconns, npumps;
     bool init_dead;
     struct { int fd; uint32_t id; double expires; } pending[64]; /* accepted inside, not yet taken */
     uint32_t next_stream;
@@ -81,6 +84,7 @@ void exec_exit_json(struct buf *b, const struct exec *e);
 
 /* conn.c */
 void conn_accept(void);
+int memfd_with(const char *text, size_t n); /* -1: see errno */
 void conn_readable(struct conn *c);
 void conn_pump(struct conn *c);           /* moves output towards the client as far as it takes it */
 void conn_send(struct conn *c, enum frame_type type, int stream, uint64_t offset, const void *p, size_t n);

@@ -16,13 +16,10 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
-#ifndef SYS_close_range
-#define SYS_close_range 436
-#endif
-
-/* Keeps 0, 1, 2, the cgroups' and the uid lock's descriptors, and the named ones. */
-void close_all_but(int a, int b, int c, int d) {
-    int keep[MAX_CGROUPS + 6] = {a, b, c, d, 2}, n = 5;
+/* Keeps 0, 1, 2, the cgroups' and the uid lock's descriptors, and the named ones. The lock is held by whoever is of the box:
+ * its uids are given to no other before all are gone. */
+void close_all_but(int a, int b) {
+    int keep[MAX_CGROUPS + 3] = {a, b, box.uid_lock}, n = 3;
     for (int i = 0; i < box.ncgroups; i++) keep[n++] = box.cgroup_fds[i];
     for (int low = 3;;) {
         int next = -1;
@@ -36,18 +33,18 @@ void close_all_but(int a, int b, int c, int d) {
     }
 }
 
+static bool box_address(const char *dir, struct sockaddr_un *a) {
+    *a = (struct sockaddr_un){.sun_family = AF_UNIX};
+    return (size_t)snprintf(a->sun_path, sizeof a->sun_path, "%s/agent.sock", dir) < sizeof a->sun_path;
+}
+
 static bool bind_socket(struct fault *f) {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    if ((size_t)snprintf(a.sun_path, sizeof a.sun_path, "%s/agent.sock", box.dir) >= sizeof a.sun_path) return fault_set(f, ENAMETOOLONG, "agent.sock");
+    struct sockaddr_un a;
+    if (!box_address(box.dir, &a)) return fault_set(f, ENAMETOOLONG, "agent.sock");
     keeper.listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     umask(077);
     if (keeper.listener < 0 || bind(keeper.listener, (struct sockaddr *)&a, sizeof a)) return fault_set(f, errno, "bind agent.sock");
     return true;
-}
-
-static void set_oom_score(const char *score) {
-    cleanup_fd int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0) (void)!write(fd, score, strlen(score));
 }
 
 /* What a user namespace holds of inotify instances, queued signals, timers and message queues counts against whoever made
@@ -61,20 +58,22 @@ static pid_t start_init(int ctl, struct fault *f) {
     unsigned long flags = SIGCHLD;
     bool ranged = box.namespaces && box.user_mode == USER_RANGE;
     if (ranged) act_as(box.uid_base, SECBIT_NO_SETUID_FIXUP); /* keeping our capabilities */
-    set_oom_score("500"); /* inherited by the box: when the host runs out of memory, a box goes before the host's own */
     if (box.namespaces) flags |= CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
     pid_t pid = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
     if (!pid) init_main(ctl);
     if (pid < 0) fault_set(f, errno, "clone");
     if (ranged) act_as(0, 0);
-    set_oom_score("0");
+    /* inherited by the whole box: when the host runs out of memory, a box goes before the host's own */
+    if (pid > 0) write_proc(pid, "oom_score_adj", "500", &(struct fault){0});
     return pid;
 }
 
 /* Tells pid 1 to go and waits until its root stands. */
 static bool await_init(int ctl, int *disk_fd, struct fault *f) {
     struct ctl m = {.command = C_GO};
+    struct timeval patience = {15, 0}; /* a file system of the host may hang */
     int nfds = 1;
+    setsockopt(ctl, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     if (!send_fds(ctl, &m, sizeof m, NULL, 0) || recv_fds(ctl, &m, sizeof m, disk_fd, &nfds) != sizeof m) return fault_set(f, ECHILD, "pid 1 ended during set-up");
     if (!nfds) *disk_fd = -1;
     if (m.command == C_READY) return true;
@@ -95,42 +94,53 @@ static void undo(pid_t init) {
         kill(init, SIGKILL);
         waitpid(init, NULL, 0);
     }
-    remove_cgroups(box.cgroups, box.ncgroups);
-    if (box.disk_kind && !strcmp(box.disk_kind, "dir") && box.disk_path) remove_tree(AT_FDCWD, box.disk_path);
-    if (box.dir) remove_tree(AT_FDCWD, box.dir);
+    box_remove();
 }
 
-static void launch(int conn, char *text, size_t n, void *filter, size_t filter_len) {
+static void launch(int conn, struct json *spec, const struct buf *filter) {
     struct fault f = {0};
     int ctl[2] = {-1, -1}, disk_fd = -1;
     pid_t init = -1;
     box.filter = filter;
-    box.filter_len = filter_len;
     box.started = now_ms();
     signal(SIGCHLD, SIG_DFL);
-    bool ok = box_parse(text, n, &f) && prepare(&f);
+    bool ok = box_parse(spec, &f) && prepare(&f);
     if (ok && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ctl)) ok = fault_set(&f, errno, "socketpair");
     if (ok) ok = (init = start_init(ctl[1], &f)) > 0;
     drop_fd(&ctl[1]);
     if (ok && box.namespaces) ok = box_map_user(init, &f);
     if (ok) ok = await_init(ctl[0], &disk_fd, &f);
-
     if (ok && listen(keeper.listener, 256)) ok = fault_set(&f, errno, "listen");
+    if (ok) disk_let_go(); /* the box has its own hold on it */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (ok) ok = confine_keeper(&f);
     if (ok) keeper_run(conn, ctl[0], init, disk_fd);
     undo(init);
     frame_error(conn, &f, NULL);
     _exit(1);
 }
 
-static bool same_program(pid_t pid) {
-    char path[64], a[4096], b[4096];
-    snprintf(path, sizeof path, "/proc/%d/exe", (int)pid);
-    ssize_t n = readlink(path, a, sizeof a), m = readlink("/proc/self/exe", b, sizeof b);
-    /* " (deleted)" follows when the file was replaced since, as by an upgrade */
-    return n >= m && m > 0 && !memcmp(a, b, (size_t)m) && (n == m || a[m] == ' ');
+/* Whoever listens on its socket is the box's keeper. The recorded number alone may be another's by now, even another
+ * keeper's. */
+static void kill_keeper(const char *dir, pid_t recorded) {
+    struct sockaddr_un a;
+    struct ucred peer = {0};
+    socklen_t n = sizeof peer;
+    cleanup_fd int s = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (s < 0 || !dir || !box_address(dir, &a)) return;
+    if (!connect(s, (struct sockaddr *)&a, sizeof a)) getsockopt(s, SOL_SOCKET, SO_PEERCRED, &peer, &n);
+    else if (errno == EAGAIN) peer.pid = recorded; /* its queue is full: it lives, so the number is still its own */
+    if (peer.pid > 1) kill(peer.pid, SIGKILL);
 }
 
+/* Where programs have a uid of the host. Not before the claim on it has ended with the last of ours: once it is another
+ * box's, they are another box's processes. */
 static void kill_uid(uid_t uid) {
+    cleanup_fd int claim = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    for (int tries = 0; !box_bind_slot(claim, uid - 1000 /* plan.py: who a program is in its slot */); tries++) {
+        if (tries == 200) return;
+        usleep(5000);
+    }
     pid_t pid = fork();
     if (!pid) {
         if (!setresgid(uid, uid, uid) && !setresuid(uid, uid, uid)) kill(-1, SIGKILL);
@@ -143,16 +153,16 @@ static void kill_uid(uid_t uid) {
 static void sweep(int conn, const struct json *r) {
     const char *dirs[MAX_CGROUPS], *dir = json_str(r, "dir"), *disk = json_str(r, "disk_dir");
     const struct json *list = json_get(r, "cgroups");
-    pid_t pid = (pid_t)json_num(r, "pid", 0);
-    uid_t uid = (uid_t)json_num(r, "uid", 0);
+    pid_t pid = (pid_t)json_int(r, "pid", 0, 0, INT32_MAX);
+    uid_t uid = (uid_t)json_int(r, "uid", 0, 0, UINT32_MAX);
     int n = 0;
     struct buf b = {0};
     signal(SIGCHLD, SIG_DFL);
-    if (pid > 1 && same_program(pid)) kill(pid, SIGKILL);
+    kill_keeper(dir, pid);
     for (const struct json *j = list ? list->child : NULL; j && n < MAX_CGROUPS; j = j->next)
         if (j->type == J_STR) dirs[n++] = j->str;
     remove_cgroups(dirs, n);
-    if (uid > 0) kill_uid(uid);
+    if (uid > 1000) kill_uid(uid);
     if (disk) remove_tree(AT_FDCWD, disk);
     bool gone = !dir || remove_tree(AT_FDCWD, dir) || errno == ENOENT;
     buf_printf(&b, "{\"removed\":%s}", gone ? "true" : "false");
@@ -163,7 +173,7 @@ static void sweep(int conn, const struct json *r) {
 /* One connection: HELLO, REQUEST, and for a launch the seccomp program. */
 static void serve(int conn) {
     struct header h;
-    char *hello, *text, *p;
+    char *text, *p;
     struct timeval patience = {20, 0};
     struct buf filter = {0};
     struct rlimit files;
@@ -174,13 +184,11 @@ static void serve(int conn) {
     }
     prctl(PR_SET_NAME, "capsule-agent", 0, 0, 0);
     setsockopt(conn, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    if (!frame_read(conn, &h, &hello) || h.type != F_HELLO) _exit(1);
-    free(hello);
+    if (!frame_read(conn, &h, &text) || h.type != F_HELLO) _exit(1);
+    free(text);
     frame_write(conn, F_HELLO, 0, 0, "{\"version\":1}", 13);
     if (!frame_read(conn, &h, &text) || h.type != F_REQUEST) _exit(1);
-    size_t n = h.length;
-    cleanup_free char *copy = strdup(text);
-    struct json *r = copy ? json_parse(copy, strlen(copy)) : NULL;
+    struct json *r = json_parse(text, h.length);
     const char *op = json_str(r, "op");
     if (op && !strcmp(op, "sweep")) sweep(conn, r);
     if (op && !strcmp(op, "probe")) probe_serve(conn, r);
@@ -189,12 +197,12 @@ static void serve(int conn) {
         frame_error(conn, &f, "unknown operation");
         _exit(1);
     }
-    free(r);
-    while (frame_read(conn, &h, &p) && h.type == F_DATA) {
+    for (;;) {
+        if (!frame_read(conn, &h, &p) || (h.type != F_DATA && h.type != F_EOF)) _exit(1); /* never a box with half a filter */
+        if (h.type == F_EOF) launch(conn, r, &filter);
         buf_add(&filter, p, h.length);
         free(p);
     }
-    launch(conn, text, n, filter.p, filter.n);
 }
 
 int launcher_main(int listener, int lifeline) {

@@ -3,7 +3,10 @@
 #include "keeper.h"
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+
+#define LINGER 10000 /* ms for one side to take what is left, when the other has gone */
 
 struct pipe_half { int from, to; char p[65536]; size_t n, at; bool done; };
 
@@ -23,8 +26,11 @@ static void move_bytes(struct pipe_half *h) {
     if (h->done) shutdown(h->to, SHUT_WR);
 }
 
+/* A side that has hung up takes nothing more, but what it sent before is still passed on. Once that is so, we look at it no
+ * more: poll would say it again and again. */
 static void pump(int a, int b) {
     static struct pipe_half h[2];
+    bool gone[2] = {false, false};
     h[0].from = h[1].to = a;
     h[0].to = h[1].from = b;
     set_nonblocking(a, true);
@@ -35,26 +41,34 @@ static void pump(int a, int b) {
             if (!h[i].n && !h[i].done) p[i].events |= POLLIN;
             if (h[i].n) p[1 - i].events |= POLLOUT;
         }
-        if (poll(p, 2, -1) < 0 && errno != EINTR) break;
-        bool broken = (p[0].revents | p[1].revents) & POLLERR;
+        for (int i = 0; i < 2; i++)
+            if (gone[i] && !p[i].events) p[i].fd = -1;
+        int ready = poll(p, 2, gone[0] || gone[1] ? LINGER : -1);
+        if (ready == 0 || (ready < 0 && errno != EINTR)) break;
+        for (int i = 0; i < 2; i++) {
+            if (!(p[i].revents & (POLLHUP | POLLERR))) continue;
+            gone[i] = h[1 - i].done = true;
+            h[1 - i].n = 0;
+        }
         for (int i = 0; i < 2; i++)
             if (h[i].n || (!h[i].done && p[i].revents)) move_bytes(&h[i]);
-        if (broken && !h[0].n && !h[1].n) break;
     }
     _exit(0);
 }
 
 /* REPLY, then both ends belong to a child. */
-static void start_pump(struct conn *c, int peer) {
-    conn_send(c, F_REPLY, 0, 0, "{}", 2);
-    set_nonblocking(c->fd, false);
-    if (!write_full(c->fd, c->out.p + c->out_at, c->out.n - c->out_at)) { c->dead = true; return; }
-    c->out.n = c->out_at = 0;
-    pid_t pid = fork();
+static void start_pump(struct conn *c) {
+    pid_t pid = keeper.npumps < MAX_PUMPS ? fork() : (errno = EAGAIN, -1);
+    if (pid < 0) return conn_error(c, "limit", errno, "connect", NULL);
     if (!pid) {
-        close_all_but(c->fd, peer, -1, -1);
-        pump(c->fd, peer);
+        prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+        close_all_but(c->fd, c->peer);
+        set_nonblocking(c->fd, false);
+        conn_send(c, F_REPLY, 0, 0, "{}", 2);
+        if (!write_full(c->fd, c->out.p + c->out_at, c->out.n - c->out_at)) _exit(0);
+        pump(c->fd, c->peer);
     }
+    keeper.npumps++;
     c->dead = true;
 }
 
@@ -64,9 +78,8 @@ static void ask_socket(struct conn *c, int kind) {
 }
 
 static bool read_port(struct conn *c, const struct json *r) {
-    double port = json_num(r, "port", 0);
-    c->port = (int)port;
-    if (port >= 1 && port <= 65535 && port == c->port) return true;
+    c->port = (int)json_int(r, "port", 0, 0, 65536);
+    if (c->port >= 1 && c->port <= 65535) return true;
     conn_error(c, "invalid", 0, "port", "a port is 1 to 65535");
     return false;
 }
@@ -107,7 +120,7 @@ void net_connected(struct conn *c) {
     getsockopt(c->peer, SOL_SOCKET, SO_ERROR, &err, &n);
     c->connecting = false;
     if (err) conn_error(c, NULL, err, "connect", NULL);
-    else start_pump(c, c->peer);
+    else start_pump(c);
 }
 
 void net_accept(struct conn *c) {
@@ -133,7 +146,7 @@ void net_take(struct conn *c, const struct json *r) {
         if (keeper.pending[i].expires <= 0 || keeper.pending[i].id != id) continue;
         keeper.pending[i].expires = 0;
         c->peer = keeper.pending[i].fd;
-        start_pump(c, c->peer);
+        start_pump(c);
         return;
     }
     conn_error(c, "not_found", 0, "take", "no such stream waits; it may have been closed after 10 s");

@@ -3,19 +3,17 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <termios.h>
 
 static int status_fd = -1;
 
-static void fail(const struct fault *f) {
-    struct status_message m = {.err = f->err ? f->err : EINVAL};
+static void __attribute__((noreturn)) fail(const struct fault *f) {
+    struct status_message m = {.kind = ST_FAILED, .err = f->err ? f->err : EINVAL};
     memcpy(m.stage, f->stage, sizeof m.stage);
-    send_fds(status_fd, &m, sizeof m, NULL, 0);
+    (void)!write(status_fd, &m, sizeof m); /* write: the one call that every filter allows */
     _exit(127);
 }
 
@@ -29,15 +27,6 @@ int signal_number(const char *name) {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name)) return known[i].number;
     return 0;
-}
-
-static struct json *read_request(int fd, struct fault *f) {
-    struct stat st;
-    if (fstat(fd, &st)) return fault_set(f, errno, "read request"), NULL;
-    char *text = mmap(NULL, (size_t)st.st_size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
-    struct json *j = text == MAP_FAILED ? NULL : json_parse(text, (size_t)st.st_size);
-    if (!j) fault_set(f, EINVAL, "read request");
-    return j;
 }
 
 /* Without a mount namespace /workspace and /tmp are other places on the host: words that name them are translated. */
@@ -93,7 +82,7 @@ static bool open_terminal(const struct json *request, int stdio[3], struct fault
     }
     ioctl(slave, TIOCSWINSZ, &size);
     if (ioctl(slave, TIOCSCTTY, 0)) return fault_set(f, errno, "take terminal");
-    struct status_message m = {.has_exit = -1}; /* only carries the descriptor */
+    struct status_message m = {.kind = ST_TERMINAL};
     if (!send_fds(status_fd, &m, sizeof m, &master, 1)) return fault_set(f, errno, "hand over terminal");
     stdio[0] = stdio[1] = stdio[2] = slave;
     return true;
@@ -118,16 +107,15 @@ static void exec_in_path(char **argv, char **envp, const char *path, struct faul
     fault_set(f, worst, "exec");
 }
 
-static int lift(int fd) { return fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 10); } /* out of the way of 0, 1, 2 and 3 */
-
 void program_main(const int fds[FD_ROLES], int nfds) {
     struct fault f = {0};
+    struct status_message ready = {.kind = ST_READY};
     char cwd[4200];
-    status_fd = lift(fds[FD_STATUS]);
-    int request_fd = lift(fds[FD_REQUEST]), carry = nfds > FD_CARRY ? lift(fds[FD_CARRY]) : -1;
-    int stdio[3] = {lift(fds[FD_IN]), lift(fds[FD_OUT]), lift(fds[FD_ERR])};
-    struct json *request = read_request(request_fd, &f);
-    if (!request) fail(&f);
+    status_fd = lift_fd(fds[FD_STATUS]);
+    int request_fd = lift_fd(fds[FD_REQUEST]), carry = nfds > FD_CARRY ? lift_fd(fds[FD_CARRY]) : -1;
+    int stdio[3] = {lift_fd(fds[FD_IN]), lift_fd(fds[FD_OUT]), lift_fd(fds[FD_ERR])};
+    struct json *request = json_read(request_fd);
+    if (!request) { fault_set(&f, EINVAL, "read request"); fail(&f); }
     char **argv = string_list(json_get(request, "argv"), &f), **envp = argv ? environment(json_get(request, "env"), &f) : NULL;
     if (!envp) fail(&f);
     if (!argv[0] || !*argv[0]) { fault_set(&f, EINVAL, "argv is empty"); fail(&f); }
@@ -136,15 +124,15 @@ void program_main(const int fds[FD_ROLES], int nfds) {
     if (json_bool(request, "tty", false) && !open_terminal(request, stdio, &f)) fail(&f);
     for (int i = 0; i < 3; i++)
         if (dup2(stdio[i], i) < 0) { fault_set(&f, errno, "dup2"); fail(&f); }
-    if (carry >= 0) dup2(carry, 3);
-    else close(3);
+    if (carry >= 0 && dup2(carry, 3) < 0) { fault_set(&f, errno, "dup2"); fail(&f); }
+    syscall(SYS_close_range, carry < 0 ? 3 : 4, ~0u, 4 /* CLOEXEC */); /* they all are; this is for the one we forgot */
     const char *where = json_str(request, "cwd");
     if (!confine(&f, true)) fail(&f);
     if (!box_path(where ? where : "/workspace", cwd, sizeof cwd)) { fault_set(&f, EINVAL, "chdir"); fail(&f); }
     if (chdir(cwd)) { fault_set(&f, errno, "chdir"); fail(&f); }
+    (void)!write(status_fd, &ready, sizeof ready);
     exec_in_path(argv, envp, json_str(json_get(request, "env"), "PATH"), &f);
     fail(&f);
-    _exit(127);
 }
 
 /* Without namespaces: stands between pid 1's stand-in and the program, so that orphans come back to the right exec. */
@@ -158,7 +146,7 @@ void shepherd_main(const int fds[FD_ROLES], int nfds) {
     pid_t program = fork();
     if (!program) {
         close(gate[0]);
-        gate[1] = lift(gate[1]);
+        gate[1] = lift_fd(gate[1]);
         prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
         program_main(fds, nfds);
     }
@@ -167,12 +155,11 @@ void shepherd_main(const int fds[FD_ROLES], int nfds) {
         if (i != FD_STATUS) close(fds[i]);
     (void)!RETRY(read(gate[0], &byte, 1)); /* the end of it: execve happened, or the child is gone */
     close(gate[0]);
-    struct status_message m = {0};
+    struct status_message m = {.kind = ST_RUNNING};
     if (program > 0) send_fds(fds[FD_STATUS], &m, sizeof m, NULL, 0);
     for (pid_t pid; (pid = wait4(-1, &status, 0, &u)) > 0 || errno == EINTR;) {
         if (pid != program) continue;
-        m = (struct status_message){.has_exit = 1, .status = status, .rss = (uint64_t)u.ru_maxrss * 1024};
-        m.cpu_ms = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e3 + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e3;
+        m = (struct status_message){.kind = ST_EXITED, .status = status, .cpu_ms = cpu_ms(&u), .rss = (uint64_t)u.ru_maxrss * 1024};
         send_fds(fds[FD_STATUS], &m, sizeof m, NULL, 0);
     }
     _exit(0);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 static int proc = -1;
 
@@ -25,9 +26,10 @@ void sweep_open(int proc_fd) {
 int sweep_proc(void) { return proc; }
 void sweep_close(void) { drop_fd(&proc); }
 
-/* Every number that is a name in this directory of procfs: processes, or threads of one. */
+/* Every number that is a name in this directory of procfs: processes, or threads of one. In ascending order, and few at
+ * a time: what is listed is looked at before it can go far. */
 static void each_number(const char *path, visit *fn, void *arg) {
-    char space[16384] __attribute__((aligned(8)));
+    char space[128] __attribute__((aligned(8)));
     cleanup_fd int dir = openat(proc, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     long n;
     while (dir >= 0 && (n = syscall(SYS_getdents64, dir, space, sizeof space)) > 0)
@@ -41,44 +43,13 @@ static void each_number(const char *path, visit *fn, void *arg) {
 
 static void each_process(visit *fn, void *arg) { each_number(".", fn, arg); }
 
-/* Quicker than a look at all of /proc: what hops from process to process is caught here, as each hop comes back to the
- * reaper above it. false: nobody. Needs CONFIG_PROC_CHILDREN; without it the searches below do what they can. */
-static bool each_child(pid_t parent, visit *fn, void *arg) {
-    char path[64], text[4096];
-    snprintf(path, sizeof path, "%d/task/%d/children", (int)parent, (int)parent);
-    cleanup_fd int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
-    if (n <= 0) return false;
-    text[n] = 0;
-    for (char *p = text; *p;) {
-        pid_t pid = (pid_t)strtol(p, &p, 10);
-        if (pid > 1) fn(pid, arg);
-        while (*p == ' ') p++;
-    }
-    return true;
-}
-
-/* The pid given last in this pid namespace, or 0. If it is the same before and after a look at all processes, nobody
- * was born meanwhile, and nobody was missed. */
-static long last_pid(void) {
-    char text[128];
-    cleanup_fd int fd = openat(proc, "loadavg", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
-    text[n > 0 ? n : 0] = 0;
-    char *word = strrchr(text, ' ');
-    return word ? strtol(word, NULL, 10) : 0;
-}
-
-uint64_t sweep_own_tag(void) {
-    struct stat st;
-    return stat("/proc/self/ns/uts", &st) ? 0 : (uint64_t)st.st_ino;
-}
-
 static uint64_t tag_at(const char *path) {
     struct stat st;
     if (!fstatat(proc, path, &st, 0)) return (uint64_t)st.st_ino;
     return errno == EACCES || errno == EPERM ? UINT64_MAX : 0;
 }
+
+uint64_t sweep_own_tag(void) { return tag_at("self/ns/uts"); }
 
 struct thread_search { pid_t pid; uint64_t tag; };
 
@@ -137,15 +108,20 @@ bool sweep_works(void) {
     return seen;
 }
 
-struct search { uint64_t tag; int signal, found; };
+struct search { uint64_t tag; int signal; enum sweep result; };
 
 static void signal_if_tagged(pid_t pid, void *arg) {
     struct search *s = arg;
+    struct seen p;
     if (pid == 1) return;
     uint64_t tag = tag_of(pid);
     /* what hides its tag ends with whichever exec is killed: only a hostile program has a reason to hide */
     bool ours = tag == s->tag || (tag == UINT64_MAX && s->signal == SIGKILL && !init_knows(pid));
-    if (ours && !kill(pid, s->signal)) s->found++;
+    if (ours && !kill(pid, s->signal)) s->result = SWEEP_SOMEBODY;
+    /* It was listed, and gone when we looked: it may have gone on in a child that came after the end of the list. A
+     * zombie that waits for another parent than us has not: its parent lives, and would be found. */
+    bool lost = ours || (!tag && (!read_stat(pid, &p) || !is_dead(&p) || p.parent == 1));
+    if (lost && s->result == SWEEP_NOBODY) s->result = SWEEP_UNSURE;
 }
 
 struct kin { pid_t pid, parent; bool ours; };
@@ -169,9 +145,21 @@ static struct kin *find_kin(const struct family *f, pid_t pid) {
     return low < f->n && f->all[low].pid == pid ? &f->all[low] : NULL;
 }
 
-static void kill_child(pid_t pid, void *unused) {
-    (void)unused;
-    kill(pid, SIGKILL);
+/* Quicker than a look at all of /proc: what hops from process to process is caught here, as each hop comes back to
+ * the shepherd. Needs CONFIG_PROC_CHILDREN; without it the search below does what it can. */
+static bool kill_children(pid_t shepherd) {
+    char path[64], text[4096];
+    snprintf(path, sizeof path, "%d/task/%d/children", (int)shepherd, (int)shepherd);
+    cleanup_fd int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
+    if (n <= 0) return false;
+    text[n] = 0;
+    for (char *p = text; *p;) {
+        pid_t pid = (pid_t)strtol(p, &p, 10);
+        if (pid > 1) kill(pid, SIGKILL);
+        while (*p == ' ') p++;
+    }
+    return true;
 }
 
 /* Everyone below `ancestor` is marked as ours. */
@@ -187,44 +175,33 @@ static void find_descendants(struct family *f, pid_t ancestor) {
     }
 }
 
-static int signal_descendants(pid_t shepherd, int signal) {
+static enum sweep signal_descendants(pid_t shepherd, int signal) {
     struct family f = {0};
-    int found = 0;
-    for (int i = 0; signal == SIGKILL && i < 100 && each_child(shepherd, kill_child, NULL); i++) {}
+    enum sweep result = SWEEP_NOBODY;
+    for (int i = 0; signal == SIGKILL && i < 100 && kill_children(shepherd); i++) {}
     find_descendants(&f, shepherd);
     for (size_t i = 0; i < f.n; i++)
-        if (f.all[i].ours && !kill(f.all[i].pid, signal)) found++;
+        if (f.all[i].ours && !kill(f.all[i].pid, signal)) result = SWEEP_SOMEBODY;
     free(f.all);
-    return found;
+    return result;
 }
 
-int sweep_signal(uint64_t tag, pid_t shepherd, int signal) {
-    if (!box.namespaces) return shepherd > 0 ? signal_descendants(shepherd, signal) : 0;
-    struct search s = {tag, signal, 0};
-    if (!tag) return 0;
-    if (signal != SIGKILL) {
-        each_process(signal_if_tagged, &s);
-        return s.found;
-    }
-    long before = last_pid();
-    for (int i = 0; i < 50; i++) {
-        long then = last_pid();
-        int found = s.found;
-        each_child(1, signal_if_tagged, &s);
-        if (found == s.found && then == last_pid()) break;
-    }
-    each_process(signal_if_tagged, &s);
-    return s.found + (last_pid() != before); /* somebody was born meanwhile, maybe behind our back: look again */
+enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal) {
+    struct search s = {tag, signal, SWEEP_NOBODY};
+    if (!box.namespaces) return shepherd > 0 ? signal_descendants(shepherd, signal) : SWEEP_NOBODY;
+    if (tag) each_process(signal_if_tagged, &s);
+    return s.result;
 }
 
-/* For a box in which somebody is born all the time. A stop signal to all of a pid namespace is one step for the kernel,
- * and a fork does not get past a signal that waits: so what is seen now is all there is. */
-void sweep_frozen(uint64_t tag) {
-    struct search s = {tag, SIGKILL, 0};
-    if (!box.namespaces || !tag) return;
-    kill(-1, SIGSTOP);
-    each_process(signal_if_tagged, &s);
-    kill(-1, SIGCONT);
+/* As a subreaper we inherit every orphan: without a child of our own there is nobody left. */
+void sweep_descendants(void) {
+    for (int pass = 0; pass < 5000; pass++) {
+        pid_t dead;
+        signal_descendants(getpid(), SIGKILL);
+        while ((dead = waitpid(-1, NULL, WNOHANG)) > 0) {}
+        if (dead < 0 && errno == ECHILD) return;
+        usleep(1000);
+    }
 }
 
 static void count(pid_t pid, void *arg) {

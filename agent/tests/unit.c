@@ -71,6 +71,17 @@ static void json_values(void) {
         free(j);
         free(text);
     }
+    char nul[] = "[1\0]";
+    CHECK(json_parse(nul, sizeof nul - 1) == NULL);
+}
+
+static void json_integers_stay_in_range(void) {
+    char *text;
+    struct json *j = parse(&text, "{\"big\":1e999,\"small\":-1e999,\"n\":7.9}");
+    CHECK(json_int(j, "big", 0, 0, 65536) == 65536 && json_int(j, "small", 0, -1, 5) == -1 && json_int(j, "n", 0, 0, 9) == 7);
+    CHECK(json_int(j, "missing", 3, 0, 9) == 3 && json_int(j, "big", 0, 0, MAX_INT) == MAX_INT);
+    free(j);
+    free(text);
 }
 
 static void json_strings_round_trip(void) {
@@ -143,6 +154,31 @@ static void output_spills_to_a_file(const char *dir) {
     box.spool = NULL;
 }
 
+/* Where the host's disk is full what was kept stays true: a first part, or for a tail what came afterwards. */
+static void output_on_a_full_disk(const char *dir) {
+    static char block[100000];
+    struct output head, tail;
+    char p[16];
+    box.spool = "/nonexistent";
+    output_open(&head, 1u << 20, false);
+    output_open(&tail, 200000, true);
+    for (int i = 0; i < 4; i++) {
+        memset(block, 'a' + i, sizeof block);
+        output_add(&head, block, sizeof block);
+        output_add(&tail, block, sizeof block);
+    }
+    uint64_t end = output_end(&head);
+    CHECK(head.total == 400000 && end >= 100000 && end < 400000 && end % 100000 == 0 && head.limit == 1u << 20);
+    CHECK(output_truncated(&head, head.total) && output_read(&head, 99999, p, 2) == (end > 100000 ? 2u : 1u) && p[0] == 'a');
+    CHECK(output_first(&tail) == 400000 && output_end(&tail) == 400000 && output_read(&tail, 300000, p, 1) == 0);
+    box.spool = dir; /* there is room again */
+    output_add(&tail, "z", 1);
+    CHECK(output_first(&tail) == 400000 && output_read(&tail, 400000, p, 16) == 1 && p[0] == 'z');
+    output_close(&head);
+    output_close(&tail);
+    box.spool = NULL;
+}
+
 static void paths(void) {
     char out[4096];
     CHECK(!strcmp(box_path("/etc/passwd", out, sizeof out), "/etc/passwd"));
@@ -190,10 +226,12 @@ int main(int argc, char **argv) {
     if (argc != 3) return 2;
     golden_frames(argv[1]);
     json_values();
+    json_integers_stay_in_range();
     json_strings_round_trip();
     json_fuzz();
     output_head_and_tail();
     output_spills_to_a_file(argv[2]);
+    output_on_a_full_disk(argv[2]);
     paths();
     trees_are_removed_at_any_depth(argv[2]);
     CHECK(signal_number("KILL") == 9 && signal_number("SIGTERM") == 15 && signal_number("NOPE") == 0 && signal_number(NULL) == 0);
