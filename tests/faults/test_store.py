@@ -38,6 +38,7 @@ async def timed(call: asyncio.Task[httpx.Response]) -> tuple[int, float]:
     return answer.status_code, time.monotonic() - began
 
 
+@pytest.mark.slow
 async def test_locked_records_are_a_503_and_not_a_hang(own_nursery: Nursery) -> None:
     async with running(own_nursery) as host, host.http() as http:
         id, doomed = await create(http), await create(http)
