@@ -88,7 +88,7 @@ def open_file(scene: Scene) -> AbstractContextManager[Acting]:
 
 
 def own_file(scene: Scene) -> AbstractContextManager[Acting]:
-    """A file that its owner alone may read and write: whoever runs the server, where that is no root."""
+    """One that its owner alone may read and write; with a user's server, that is who runs it."""
     return _file(scene, "own", 0o600)
 
 

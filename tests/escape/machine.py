@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import pty
@@ -24,7 +25,12 @@ import pytest
 from tests.support import component_missing
 from tests.support.users import User
 
-ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/workspace", "LANG": "C.UTF-8"}
+ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/workspace",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+}
 SERVER_SECRET = "CAPSULE_ESCAPE_SECRET"
 DRIVER = Path(__file__).with_name("driver.py")
 LIMITS = {"memory": 256 << 20, "disk": 64 << 20, "inodes": 2000, "processes": 64, "open_files": 256}
@@ -142,7 +148,7 @@ class Sandbox:
     def answers(self) -> bool:
         try:
             self.ask("call", "ping")
-            return self.exec("/bin/echo", "alive")["out"] == "alive\n"
+            return bool(self.exec("/bin/echo", "alive")["out"] == "alive\n")
         except Refused:
             return False
 
@@ -155,28 +161,25 @@ class Sandbox:
 def driver_of(user: User | None, nearby: User, agent: Path) -> Iterator[Driver]:
     """A driver as `user`, or as root. `nearby` is whom its sandboxes are to attack."""
     source = DRIVER.read_text("utf-8")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     more = {SERVER_SECRET: "the server's own secret", "CAPSULE_AGENT": str(agent)}
     folder = Path(tempfile.mkdtemp(prefix="ce-", dir="/tmp"))
     folder.chmod(0o711)
-    try:
+    with open(folder / "log", "w") as log, contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        pipes["stderr"] = log
         if user is None:
             path = os.pathsep.join(entry for entry in sys.path if entry)
             env = {**os.environ, **more, "PYTHONPATH": path}
-            process = subprocess.Popen(
-                [sys.executable, "-c", source, str(folder)], env=env, **pipes
-            )
+            command = [sys.executable, "-c", source, str(folder)]
+            process: subprocess.Popen[str] = subprocess.Popen(command, env=env, **pipes)
         else:
             if os.getuid() == 0:
                 os.chown(folder, user.uid, user.uid)
             process = user.popen(user.python, "-c", source, str(folder), env=more, **pipes)
         driver = Driver(process, nearby)
-        try:
-            yield driver
-        finally:
-            driver.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        stack.callback(driver.close)
+        yield driver
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,8 @@ class Ended:
 
 def run_unconfined(argv: list[str], user: User | None, folder: Path, *, tty: bool) -> Ended:
     """As `user`, or as root; in a session of its own, with a terminal if asked for."""
-    options: dict[str, Any] = {"cwd": folder, "start_new_session": True, "env": ENV}
+    env = {**ENV, "HOME": str(folder), "TMPDIR": str(folder)}
+    options: dict[str, Any] = {"cwd": folder, "start_new_session": True, "env": env}
     if user is not None and os.getuid() == 0:
         options.update(user=user.uid, group=user.uid, extra_groups=[])
     if tty:

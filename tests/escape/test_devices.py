@@ -65,7 +65,7 @@ ATTEMPTS = [
         """
         names = "kvm fuse net/tun vsock vhost-vsock userfaultfd hwrng uinput input/event0 rtc0"
         names += " cpu/0/msr snapshot nvram hpet loop-control btrfs-control console tty0 tty1 ttyS0"
-        names += " vcs vda sda nvme0n1 zram0 dm-0 mapper/control dri/card0 snd/controlC0 autofs kmsg"
+        names += " vcs vda sda nvme0n1 zram0 dm-0 mapper/control dri/card0 snd/timer autofs kmsg"
         opened = []
         for name in names.split():
             try:
@@ -106,7 +106,7 @@ ATTEMPTS = [
         "write-disk-by-number",
         "reach a block device through /proc or /sys",
         """
-        for path in ("/proc/partitions", "/proc/diskstats", "/sys/block", "/dev/disk", "/dev/block"):
+        for path in "/proc/partitions /proc/diskstats /sys/block /dev/disk /dev/block".split():
             try:
                 found = os.listdir(path) if os.path.isdir(path) else open(path).read()
                 if found: escaped(path)

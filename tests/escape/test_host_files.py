@@ -136,7 +136,7 @@ ATTEMPTS = [
     ),
     Attempt(
         "open-path-mode",
-        "change mode, owner, times and attributes of a file through a descriptor that opens nothing",
+        "change mode, owner, times, attributes of a file through a descriptor that opens nothing",
         """
         fd = os.open(A["secret"], os.O_PATH)
         done = []

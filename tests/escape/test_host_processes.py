@@ -90,6 +90,7 @@ ATTEMPTS = [
         escaped("attached")
         """,
         actors=("victim",),
+        hardened=True,
     ),
     Attempt(
         "read-memory",
@@ -102,6 +103,7 @@ ATTEMPTS = [
         escaped(mine.raw)
         """,
         actors=("victim",),
+        hardened=True,
     ),
     Attempt(
         "write-memory",
@@ -113,6 +115,7 @@ ATTEMPTS = [
         escaped("written")
         """,
         actors=("victim",),
+        hardened=True,
     ),
     Attempt(
         "proc-mem",
@@ -122,6 +125,7 @@ ATTEMPTS = [
         escaped(os.pread(fd, A["length"], A["address"]))
         """,
         actors=("victim",),
+        hardened=True,
     ),
     Attempt(
         "proc-environ",
@@ -163,6 +167,7 @@ ATTEMPTS = [
         escaped(os.pread(fd, 100, 0))
         """,
         actors=("victim",),
+        hardened=True,
     ),
     Attempt(
         "list",
@@ -240,6 +245,7 @@ ATTEMPTS = [
         "compare its descriptors with one's own, by kcmp",
         """escaped(call("kcmp", os.getpid(), A["pid"], 0, 0, 0))""",
         actors=("victim",),
+        hardened=True,
     ),
     Attempt(
         "reclaim-memory",

@@ -64,6 +64,7 @@ ATTEMPTS = [
                 refused = error
         raise refused
         """,
+        hardened=True,
     ),
     Attempt(
         "boot-parameters",
@@ -98,6 +99,7 @@ ATTEMPTS = [
         tried("keyctl", 3, key)
         escaped(f"key {key}")
         """,
+        hardened=True,
     ),
     Attempt(
         "keyctl",
@@ -106,12 +108,14 @@ ATTEMPTS = [
         if tried("keyctl", 0, -4, 1) == 0: escaped("the user's keyring")
         call("request_key", b"user", b"capsule", None, -4)
         """,
+        hardened=True,
     ),
     Attempt(
         "bpf",
         "make a BPF map",
         "escaped(call('bpf', 0, struct.pack('IIIII', 2, 4, 8, 1, 0) + bytes(108), 128))",
         proof=ROOT,
+        hardened=True,
     ),
     Attempt(
         "perf",
@@ -123,21 +127,25 @@ ATTEMPTS = [
         call("perf_event_open", attr, 0, -1, -1, 0)
         """,
         proof=ROOT,
+        hardened=True,
     ),
     Attempt(
         "userfaultfd",
         "handle one's own page faults, which wins races in the kernel",
         "escaped(call('userfaultfd', 1))",
+        hardened=True,
     ),
     Attempt(
         "io-uring",
         "make an io_uring, a second way to every file operation that seccomp does not see",
         "escaped(call('io_uring_setup', 4, ctypes.create_string_buffer(120)))",
+        hardened=True,
     ),
     Attempt(
         "aio",
         "make an AIO context, a resource that the whole host shares",
         "escaped(call('io_setup', 1, ctypes.byref(ctypes.c_long())))",
+        hardened=True,
     ),
     Attempt(
         "load-module",
@@ -199,6 +207,7 @@ ATTEMPTS = [
         "local-descriptors",
         "put a descriptor into the CPU's local table (modify_ldt)",
         "call('modify_ldt', 1, struct.pack('IIII', 0, 0, 0, 0x51), 16); escaped('written')",
+        hardened=True,
     ),
     Attempt(
         "personality",
@@ -219,9 +228,10 @@ ATTEMPTS = [
         "realtime",
         "run before everybody else: SCHED_FIFO, SCHED_DEADLINE, nice -20, real-time I/O",
         """
+        deadline = struct.pack("IIQiIQQQ", 48, 6, 0, 0, 0, 10**6, 10**7, 10**7)
         for action in (
             lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
-            lambda: call("sched_setattr", 0, struct.pack("IIQiIQQQ", 48, 6, 0, 0, 0, 10**6, 10**7, 10**7), 0),
+            lambda: call("sched_setattr", 0, deadline, 0),
             lambda: os.setpriority(os.PRIO_PROCESS, 0, -20),
             lambda: call("ioprio_set", 1, 0, 1 << 13),
         ):

@@ -32,6 +32,7 @@ ATTEMPTS = [
         put("/proc/self/uid_map", f"0 {uid} 1")
         escaped(os.getuid())
         """,
+        hardened=True,
     ),
     Attempt(
         "nested-root",
@@ -44,6 +45,7 @@ ATTEMPTS = [
         check(libc.mount(b"tmpfs", b"m", b"tmpfs", 0, None))
         escaped("mounted")
         """,
+        hardened=True,
     ),
     Attempt(
         "unshare-others",
@@ -64,24 +66,28 @@ ATTEMPTS = [
         os.waitpid(pid, 0)
         escaped(pid)
         """,
+        hardened=True,
     ),
     Attempt(
         "clone3",
         "the same with clone3, whose flags seccomp cannot see",
         """
-        pid = call("clone3", struct.pack("QQQQQQQQ", 0x10000000, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), 64)
+        flags = struct.pack("8Q", 0x10000000, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
+        pid = call("clone3", flags, 64)
         if pid == 0: os._exit(0)
         os.waitpid(pid, 0)
         escaped(pid)
         """,
+        hardened=True,
     ),
     Attempt(
         "clone-into-cgroup",
         "fork into another cgroup with clone3",
         """
         fd = os.open("/sys/fs/cgroup", os.O_RDONLY)
-        if tried("clone3", struct.pack("11Q", 0x200000000, 0, 0, 0, 17, 0, 0, 0, 0, 0, fd), 88) not in (
-            errno.ENOSYS, errno.EPERM, errno.EACCES): escaped("it looked at the cgroup")
+        flags = struct.pack("11Q", 0x200000000, 0, 0, 0, 17, 0, 0, 0, 0, 0, fd)
+        answer = tried("clone3", flags, 88)
+        if answer not in (errno.ENOSYS, errno.EPERM, errno.EACCES): escaped("it looked")
         """,
         proof=ROOT,
     ),
@@ -129,7 +135,8 @@ ATTEMPTS = [
         "same-namespaces",
         "be in a namespace of the host",
         """
-        same = [k for k, number in A["host"].items() if os.stat(f"/proc/self/ns/{k}").st_ino == number]
+        own = {kind: os.stat(f"/proc/self/ns/{kind}").st_ino for kind in A["host"]}
+        same = [kind for kind, number in A["host"].items() if own[kind] == number]
         if same: escaped(same)
         """,
         args={"host": host_namespaces()},
@@ -138,7 +145,11 @@ ATTEMPTS = [
     Attempt(
         "host-name",
         "change the host's name",
-        "name = os.uname().nodename.encode()\ncheck(libc.sethostname(name, len(name)))\nescaped('set')",
+        """
+        name = os.uname().nodename.encode()
+        check(libc.sethostname(name, len(name)))
+        escaped("set")
+        """,
         proof=ROOT,
     ),
     Attempt(

@@ -29,8 +29,11 @@ ATTEMPTS = [
         "start a setuid program of the host's /usr, and find it running as root",
         """
         import glob
-        paths = [p for d in ("/usr/bin", "/usr/sbin", "/usr/lib/openssh") for p in glob.glob(d + "/*")
-                 if os.path.isfile(p) and os.stat(p).st_mode & stat.S_ISUID and os.access(p, os.R_OK | os.X_OK)]
+        def counts(path):
+            mode = os.stat(path).st_mode
+            return stat.S_ISREG(mode) and mode & stat.S_ISUID and os.access(path, os.R_OK | os.X_OK)
+        found = (path for d in ("/usr/bin", "/usr/sbin") for path in glob.glob(d + "/*"))
+        paths = [path for path in found if os.path.exists(path) and counts(path)]
         if not paths: absent("there is no setuid program below /usr")
         for path in paths[:3]:
             for _ in range(20):
@@ -95,8 +98,8 @@ escaped("raised")
         "become-root",
         "become root: setuid, setresuid, setgid, setgroups, setfsuid",
         """
-        for name, *ids in (("setuid", 0), ("setresuid", 0, 0, 0), ("setgid", 0), ("setresgid", 0, 0, 0)):
-            if tried(name, *ids) == 0: escaped(name)
+        for name, count in (("setuid", 1), ("setresuid", 3), ("setgid", 1), ("setresgid", 3)):
+            if tried(name, *[0] * count) == 0: escaped(name)
         if tried("setgroups", 1, struct.pack("I", 0)) == 0: escaped("setgroups")
         call("setfsuid", 0)
         if call("setfsuid", 0) == 0: escaped("setfsuid")
@@ -214,8 +217,10 @@ escaped("raised")
         "switch-user-programs",
         "become somebody else by su and sudo with an empty password",
         """
-        for argv in (["su", "-c", "id -u"], ["sudo", "-n", "id", "-u"], ["setpriv", "--reuid=0", "id", "-u"],
-                     ["unshare", "-r", "id", "-u"]):
+        import shlex
+        lines = ("su -c id\\ -u", "sudo -n id -u", "setpriv --reuid=0 id -u", "unshare -r id -u")
+        for line in lines:
+            argv = shlex.split(line)
             try:
                 ended = subprocess.run(argv, capture_output=True, text=True, input="\\n", timeout=5)
             except (OSError, subprocess.TimeoutExpired):

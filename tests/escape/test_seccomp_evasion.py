@@ -49,6 +49,7 @@ answer = run(bytes.fromhex("b814000000cd80c3"))
 if answer == os.getpid(): escaped(f"getpid answered {answer}")
 """,
         killed=True,
+        hardened=True,
     ),
     Attempt(
         "int80-socket",
@@ -59,17 +60,19 @@ low = libc.mmap
 low.restype = ctypes.c_void_p
 at = low(None, 4096, 3, 0x62, -1, 0)
 ctypes.memmove(at, struct.pack("III", 40, 1, 0), 12)
-code = b"\\x53\\xb8\\x66\\0\\0\\0\\xbb\\x01\\0\\0\\0\\xb9" + struct.pack("I", at) + b"\\xcd\\x80\\x5b\\xc3"
+code = bytes.fromhex("53b866000000bb01000000b9") + struct.pack("I", at) + b"\\xcd\\x80\\x5b\\xc3"
 answer = run(code)
 if 0 <= answer & 0xFFFFFFFF < 1000: escaped(f"socket {answer}")
 """,
         killed=True,
+        hardened=True,
     ),
     Attempt(
         "i386-program",
         "run a 32-bit program",
         ELF32,
         killed=True,
+        hardened=True,
     ),
     Attempt(
         "x32",
@@ -97,6 +100,7 @@ if 0 <= answer & 0xFFFFFFFF < 1000: escaped(f"socket {answer}")
         os.waitpid(pid, 0)
         escaped("made")
         """,
+        hardened=True,
     ),
     Attempt(
         "high-bits-personality",
@@ -111,11 +115,9 @@ if 0 <= answer & 0xFFFFFFFF < 1000: escaped(f"socket {answer}")
         if child == 0:
             time.sleep(5)
             os._exit(0)
-        try:
-            call("prlimit64", child | 1 << 32, 7, struct.pack("QQ", 5, 5), None)
-            escaped("changed")
-        finally:
-            os.kill(child, 9)
+        number = tried("prlimit64", child | 1 << 32, 7, struct.pack("QQ", 5, 5), None)
+        os.kill(child, 9)
+        if number == 0: escaped("changed")
         """,
     ),
     Attempt(
@@ -131,11 +133,9 @@ if 0 <= answer & 0xFFFFFFFF < 1000: escaped(f"socket {answer}")
         if child == 0:
             time.sleep(5)
             os._exit(0)
-        try:
-            call("ptrace", 0x4206, child, 0, 0)
-            escaped("traced")
-        finally:
-            os.kill(child, 9)
+        number = tried("ptrace", 0x4206, child, 0, 0)
+        os.kill(child, 9)
+        if number == 0: escaped("traced")
         """,
     ),
     Attempt(
@@ -158,7 +158,8 @@ if 0 <= answer & 0xFFFFFFFF < 1000: escaped(f"socket {answer}")
         found = []
         for number in [*range(471, 600), 1 << 20, (1 << 31) - 1]:
             ctypes.set_errno(0)
-            if libc.syscall(ctypes.c_long(number), -1, -1, -1, -1, -1, -1) != -1 or ctypes.get_errno() not in known:
+            answer = libc.syscall(ctypes.c_long(number), -1, -1, -1, -1, -1, -1)
+            if answer != -1 or ctypes.get_errno() not in known:
                 found.append(number)
         if found: escaped(found)
         """,
@@ -172,7 +173,7 @@ if 0 <= answer & 0xFFFFFFFF < 1000: escaped(f"socket {answer}")
         names += "delete_module open_by_handle_at perf_event_open userfaultfd keyctl".split()
         names += "add_key request_key quotactl acct swapon reboot settimeofday chroot".split()
         names += "move_mount open_tree fsopen fspick fsmount mount_setattr pidfd_getfd kcmp".split()
-        names += "process_vm_readv process_vm_writev io_uring_setup io_uring_enter memfd_secret".split()
+        names += "process_vm_readv process_vm_writev io_uring_setup io_uring_enter".split()
         found = {}
         for name in names:
             if name in A["calls"]:

@@ -126,7 +126,11 @@ def test_works_outside(attempt: Attempt, works: Check) -> None:
     works(attempt)
 
 
-SECRETIVE = "import os, time; print(os.ttyname(0), flush=True); open('ready', 'w').write(os.ttyname(0)); time.sleep(5)"
+SECRETIVE = """
+import os, time
+with open("ready", "w") as file: file.write(os.ttyname(0))
+time.sleep(5)
+"""
 SNOOP = """
 import os, sys
 for path in {sys.argv[1], *(f"/dev/pts/{n}" for n in range(16))}:

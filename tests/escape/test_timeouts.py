@@ -68,7 +68,9 @@ def test_nobody_outlives_a_kill(how: str, cell: Cell, helpers: Path) -> None:
     with cell.box(processes=40) as sandbox:
         _install(sandbox, helpers)
         running = sandbox.send("./evade", how, "6", id="it", timeout=10.0)
-        wait_for(lambda: "beat" in sandbox.ask("list", "/workspace")["names"], what="its first beat")
+        wait_for(
+            lambda: "beat" in sandbox.ask("list", "/workspace")["names"], what="its first beat"
+        )
         sandbox.ask("kill", "it")
         assert cell.driver.wait(running)["reason"] == "cancelled"
         _ends(sandbox)
@@ -98,15 +100,21 @@ def test_a_kill_ends_beside_others_that_fork(cell: Cell, helpers: Path) -> None:
     with cell.box() as sandbox:
         sandbox.put(helpers / "evade", "evade")
         for name in ("one", "other"):
-            sandbox.ask("call", "mkdir", f"/workspace/{name}")
-            where = f"/workspace/{name}"
-            sandbox.ask("start", ["../evade", "hopping", "9"], name, timeout=0.0, cwd=where)
-            wait_for(lambda w=where: "beat" in sandbox.ask("list", w)["names"], what="a beat")
+            _start_hopping(sandbox, name)
         sandbox.ask("kill", "one")
         _ends(sandbox, "/workspace/one/beat")
         last = sandbox.ask("read", "/workspace/other/beat")
-        wait_for(lambda: sandbox.ask("read", "/workspace/other/beat") != last, what="the other lives")
+        wait_for(
+            lambda: sandbox.ask("read", "/workspace/other/beat") != last, what="the other lives"
+        )
         sandbox.write("/workspace/other/stop")
+
+
+def _start_hopping(sandbox: Sandbox, name: str) -> None:
+    folder = f"/workspace/{name}"
+    sandbox.ask("call", "mkdir", folder)
+    sandbox.ask("start", ["../evade", "hopping", "9"], name, timeout=0.0, cwd=folder)
+    wait_for(lambda: "beat" in sandbox.ask("list", folder)["names"], what="its first beat")
 
 
 @scenario(
@@ -119,7 +127,9 @@ def test_nobody_outlives_the_sandbox(cell: Cell, helpers: Path) -> None:
         _install(sandbox, helpers)
         for number, how in enumerate(("no-leader", "hopping", "hydra", "unreadable", "stopping")):
             sandbox.ask("start", ["./evade", how, "9"], f"it{number}", timeout=0.0)
-        wait_for(lambda: "beat" in sandbox.ask("list", "/workspace")["names"], what="its first beat")
+        wait_for(
+            lambda: "beat" in sandbox.ask("list", "/workspace")["names"], what="its first beat"
+        )
         base = sandbox.handle["uid_base"]
         uid = base + 1000 if base else cell.driver.user.uid
         assert _evading(uid), "the test looks at the right processes"
@@ -174,5 +184,3 @@ def _started(peer: User, home: Path, how: str) -> subprocess.Popen[str]:
 def _heart(home: Path) -> bytes:
     beat = home / "beat"
     return beat.read_bytes() if beat.exists() else b""
-
-

@@ -52,19 +52,22 @@ static void without_leader(void) {
     syscall(SYS_exit, 0);
 }
 
-/* Each process makes its successor and ends at once; they share memory, so that it takes microseconds. */
+/* Each process makes its successor and ends at once; they share memory, so that it takes microseconds. Stacks are used
+ * again long after: one that was made to wait between clone and exit still stands on its own. */
+#define STACKS 512
+#define STACK 8192
 static char *stacks;
 static volatile long hops;
 static int hop(void *unused) {
     beat_once();
     hops++;
-    while (clone(hop, stacks + (hops % 8 + 1) * 16384, CLONE_VM | CLONE_FILES | CLONE_FS, unused) < 0) beat_once();
+    while (clone(hop, stacks + (hops % STACKS + 1) * STACK, CLONE_VM | CLONE_FILES | CLONE_FS, unused) < 0) beat_once();
     syscall(SYS_exit, 0);
     return 0;
 }
 
 static void hopping(void) {
-    stacks = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    stacks = mmap(NULL, (STACKS + 1) * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     hop(NULL);
 }
 

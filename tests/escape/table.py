@@ -1,0 +1,47 @@
+"""The table of attempts in README.md. `python -m tests.escape.table` writes it anew."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from tests.escape.attempt import ALONE, CELLS, PEER, ROOT, ROWS, Row
+
+README = Path(__file__).with_name("README.md")
+START = "<!-- table -->\n"
+PROOFS = {PEER: "as a user", ALONE: "as a user", ROOT: "as root"}
+
+
+def rows() -> list[Row]:
+    """In the order of the modules' names, and of the attempts in each."""
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        importlib.import_module(f"tests.escape.{path.stem}")
+    seen: dict[tuple[str, str], Row] = {(row.module, row.name): row for row in ROWS}
+    return sorted(seen.values(), key=lambda row: row.module)
+
+
+def table(found: list[Row]) -> str:
+    lines = [f"{len(found)} attempts, each in {len(CELLS)} kinds of sandboxes.\n"]
+    for module in dict.fromkeys(row.module for row in found):
+        title = module.removeprefix("test_").replace("_", " ").capitalize()
+        lines += [f"## {title}\n", "| attempt | what it tries | works outside |", "|---|---|---|"]
+        lines += [_line(row) for row in found if row.module == module]
+        lines.append("")
+    lines += ["## What is known to work\n", "| where | attempt | why |", "|---|---|---|"]
+    lines += [
+        f"| {cell} | {row.name} | {reason} |"
+        for cell in CELLS
+        for row in found
+        for where, reason in row.stands
+        if where == cell
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Row) -> str:
+    return f"| `{row.name}` | {row.what} | {PROOFS.get(row.proof, f'not tried: {row.proof}')} |"
+
+
+if __name__ == "__main__":
+    head = README.read_text("utf-8").partition(START)[0]
+    README.write_text(head + START + table(rows()), "utf-8")

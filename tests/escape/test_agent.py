@@ -1,0 +1,546 @@
+"""The agent itself: end, trace, starve or confuse the processes that hold the sandbox."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.escape.actors import Scene, open_file, own_file, shared_folder
+from tests.escape.attempt import Attempt, cases, scenario
+from tests.escape.conftest import Cell
+from tests.escape.machine import SERVER_SECRET, Refused, Sandbox
+
+pytestmark = pytest.mark.real
+
+Check = Callable[[Attempt], None]
+
+OURS = "only a sandbox has an agent; see test_host_processes for the same against a process"
+
+# Every process of ours that a program could name: pid 1, its parent, the keeper.
+PIDS = """
+pids = {1, os.getppid(), A["keeper"]} - {0, os.getpid()}
+"""
+
+ATTEMPTS = [
+    Attempt(
+        "signal-agent",
+        "send every signal there is to pid 1, the parent and the keeper",
+        PIDS
+        + """
+sent = set()
+for pid in pids:
+    for number in [*range(1, 65)]:
+        try:
+            os.kill(pid, number)
+            sent.add(pid)
+        except OSError:
+            pass
+time.sleep(0.1)
+say("BLOCKED", f"sent to {sent}; the agent must answer now")
+""",
+        proof=OURS,
+    ),
+    Attempt(
+        "signal-all",
+        "kill, stop and continue everybody, several times over",
+        """
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            for number in (1, 2, 15, 10, 12, 13, 14, 18) * 3:
+                try: os.kill(-1, number)
+                except OSError: pass
+            os._exit(0)
+        for number in range(1, 32):
+            try: signal.signal(number, signal.SIG_IGN)
+            except OSError: pass
+        time.sleep(0.2)
+        """,
+        proof=OURS,
+        killed=True,
+    ),
+    Attempt(
+        "stop-agent",
+        "stop the agent by SIGSTOP, SIGTSTP, SIGTTIN, through pids, groups and pidfds",
+        PIDS
+        + """
+for pid in pids:
+    for target in (pid, -pid):
+        for number in (19, 20, 21, 22):
+            try: os.kill(target, number)
+            except OSError: pass
+    try: signal.pidfd_send_signal(os.pidfd_open(pid), 19)
+    except OSError: pass
+say("BLOCKED", "the agent must answer now")
+""",
+        proof=OURS,
+    ),
+    Attempt(
+        "signal-agent-by-descriptor",
+        "have the kernel kill it as the owner of a descriptor",
+        PIDS
+        + """
+for pid in pids:
+    one, other = os.pipe()
+    try:
+        fcntl.fcntl(one, fcntl.F_SETOWN, pid)
+        fcntl.fcntl(one, 10, signal.SIGKILL)
+        fcntl.fcntl(one, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+        os.write(other, b"x")
+    except OSError: pass
+time.sleep(0.1)
+say("BLOCKED", "the agent must answer now")
+""",
+        proof=OURS,
+    ),
+    Attempt(
+        "limit-agent",
+        "set its limits: no CPU time, no descriptors, no files (prlimit)",
+        PIDS
+        + """
+changed = []
+for pid in pids:
+    for name in ("NOFILE", "CPU", "FSIZE", "NPROC", "AS"):
+        limit = getattr(resource, "RLIMIT_" + name)
+        try:
+            resource.prlimit(pid, limit, (0, 0))
+            changed.append((pid, limit))
+        except OSError as error:
+            refused = error
+if changed: escaped(changed)
+raise refused
+""",
+        proof=OURS,
+    ),
+    Attempt(
+        "slow-agent",
+        "take its priority: nice, scheduler, I/O class, CPUs",
+        PIDS
+        + """
+changed = []
+for pid in pids:
+    for action in (
+        lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
+        lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+        lambda: os.sched_setaffinity(pid, [0]),
+        lambda: call("ioprio_set", 1, pid, 3 << 13),
+    ):
+        try:
+            action()
+            changed.append(pid)
+        except OSError as error:
+            refused = error
+if changed: escaped(changed)
+raise refused
+""",
+        proof=OURS,
+    ),
+    Attempt(
+        "trace-agent",
+        "trace it, and read and write its memory",
+        PIDS
+        + """
+space = ctypes.create_string_buffer(64)
+local = struct.pack("QQ", ctypes.addressof(space), 64)
+for pid in pids:
+    if tried("ptrace", 0x4206, pid, 0, 0) == 0: escaped("traced")
+    for address in (0x400000, 0x401000):
+        remote = struct.pack("QQ", address, 64)
+        if tried("process_vm_readv", pid, local, 1, remote, 1, 0) == 0: escaped("read")
+        if tried("process_vm_writev", pid, local, 1, remote, 1, 0) == 0: escaped("written")
+    for name in ("mem", "maps", "environ", "auxv", "syscall", "stack", "cmdline", "status", "exe"):
+        try:
+            if os.read(os.open(f"/proc/{pid}/{name}", os.O_RDONLY), 1): escaped(f"{pid} {name}")
+        except OSError as error:
+            refused = error
+    for fd in range(32):
+        try: escaped(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except OSError as error: refused = error
+raise refused
+""",
+        proof=OURS,
+    ),
+    Attempt(
+        "steal-agents-descriptor",
+        "take a descriptor of it with pidfd_getfd",
+        PIDS
+        + """
+for pid in pids:
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError as error:
+        refused = error
+        continue
+    for fd in range(16):
+        if tried("pidfd_getfd", handle, fd, 0) == 0: escaped(f"{pid} {fd}")
+raise refused if "refused" in dir() else OSError(1, "refused")
+""",
+        proof=OURS,
+    ),
+    Attempt(
+        "leaked-descriptors",
+        "find a descriptor that the agent left open for the program",
+        """
+        left = {}
+        for fd in range(3, 4096):
+            try:
+                found = os.fstat(fd)
+                left[fd] = stat.S_IFMT(found.st_mode)
+            except OSError:
+                pass
+        if left: escaped(left)
+        for fd in (0, 1, 2):
+            kind = os.fstat(fd).st_mode
+            if stat.S_ISREG(kind) or stat.S_ISSOCK(kind): escaped(f"fd {fd}")
+        """,
+        proof="what an unconfined program inherits is its parent's choice",
+    ),
+    Attempt(
+        "environment",
+        "find something of the server's environment",
+        f"""
+        secret = "{SERVER_SECRET}"
+        if secret in os.environ or "CAPSULE_AGENT" in os.environ: escaped(dict(os.environ))
+        import glob
+        for path in glob.glob("/proc/*/environ"):
+            try:
+                if secret.encode() in open(path, "rb").read(): escaped(path)
+            except OSError:
+                pass
+        """,
+        proof=OURS,
+    ),
+    Attempt(
+        "overwrite-agent",
+        "overwrite the agent's binary through /proc/PID/exe (CVE-2019-5736)",
+        PIDS
+        + """
+for path in ["/proc/self/exe", *(f"/proc/{pid}/exe" for pid in pids)]:
+    try:
+        os.open(path, os.O_WRONLY)
+        escaped(path)
+    except OSError as error:
+        refused = error
+    try:
+        if "capsule" in os.readlink(path): escaped(path)
+    except OSError:
+        pass
+raise refused
+""",
+        proof="to overwrite it would harm the machine",
+    ),
+    Attempt(
+        "agents-parent",
+        "learn from the parent's side: PR_GET_PDEATHSIG, getppid, session, cgroup",
+        """
+        ours = [os.getppid(), os.getsid(0), os.getpgid(0)]
+        if ours[1] != os.getpid() or ours[2] != os.getpid(): escaped(f"shares a session: {ours}")
+        """,
+        proof="a session of one's own is what any runner may give",
+    ),
+]
+
+
+@cases(ATTEMPTS)
+def test_the_agent_stands(attempt: Attempt, holds: Check) -> None:
+    """`holds` asks the agent for an exec after every attempt."""
+    holds(attempt)
+
+
+API = "a request to Capsule: without Capsule there is none"
+
+
+@scenario(
+    "cwd-descriptor",
+    "name a descriptor of the agent's as working directory (CVE-2024-21626)",
+    proof=API,
+)
+def test_no_descriptor_of_the_agents_is_a_folder(cell: Cell) -> None:
+    look = "import os; print(sorted(os.listdir('.'))[:5])"
+    with cell.box() as sandbox:
+        for number in range(40):
+            for pid in ("self", "thread-self"):
+                path = f"/proc/{pid}/fd/{number}"
+                with pytest.raises(Refused):
+                    sandbox.exec("python3", "-c", look, cwd=path)
+                    pytest.fail(f"{path} is a folder")
+
+
+@scenario(
+    "executable-descriptor",
+    "name a descriptor of the agent's, or its binary, as the program",
+    proof=API,
+)
+def test_no_descriptor_of_the_agents_is_a_program(cell: Cell) -> None:
+    paths = [*(f"/proc/self/fd/{n}" for n in range(3, 24)), "/proc/self/exe", "/proc/1/exe"]
+    with cell.box() as sandbox:
+        for path in paths:
+            with pytest.raises(Refused):
+                ended = sandbox.exec(path, "version")
+                pytest.fail(f"{path} was executed: {ended}")
+
+
+@scenario(
+    "api-procfs",
+    "read and write /proc/self through the file API, where self is the agent's worker",
+    proof=API,
+)
+def test_the_file_api_gives_nothing_of_its_worker(cell: Cell) -> None:
+    names = ["exe", "maps", "environ", "mem", "cmdline", "auxv", "fd/3", "fd/0", "root/etc/shadow"]
+    with cell.box() as sandbox:
+        sandbox.ask("call", "symlink", "/workspace/me", "/proc/self")
+        for name in names:
+            for base in ("/proc/self", "/proc/thread-self", "/workspace/me"):
+                with pytest.raises(Refused):
+                    pytest.fail(f"{base}/{name}: {sandbox.read(f'{base}/{name}')[:80]}")
+        for name in ("exe", "oom_score_adj", "uid_map", "attr/current"):
+            with pytest.raises(Refused):
+                sandbox.write(f"/proc/self/{name}", "0", append=True)
+
+
+def _scene(cell: Cell, folder: Path, sandbox: Sandbox) -> Scene:
+    return Scene(folder, cell.driver.user, sandbox, cell.level)
+
+
+@scenario(
+    "api-symlink",
+    "have the file API read, write, list, change or remove a file of the host by a symlink",
+    proof=API,
+)
+def test_the_file_api_follows_no_symlink_out(cell: Cell, folder: Path) -> None:
+    with cell.box() as sandbox, own_file(_scene(cell, folder, sandbox)) as secret:
+        path = Path(secret.args["secret"])
+        sandbox.ask("call", "symlink", "/workspace/link", str(path))
+        sandbox.ask("call", "symlink", "/workspace/dir", str(path.parent))
+        with pytest.raises(Refused):
+            sandbox.ask("list", "/workspace/dir/")
+        for reach in ("/workspace/link", f"/workspace/dir/{path.name}", str(path)):
+            _attack_through_api(sandbox, reach)
+        assert secret.evidence("") is None
+
+
+def _attack_through_api(sandbox: Sandbox, path: str) -> None:
+    with pytest.raises(Refused):
+        pytest.fail(sandbox.read(path))
+    for action in (
+        lambda: sandbox.write(path, "x", append=True),
+        lambda: sandbox.ask("call", "chmod", path, 0o666),
+        lambda: sandbox.ask("call", "move", path, "/workspace/stolen"),
+        lambda: sandbox.ask("call", "remove", path),
+        lambda: sandbox.write(path, "x"),
+    ):
+        try:
+            action()
+        except Refused:
+            continue
+
+
+SWAP = """
+import os, sys, time
+target, end = sys.argv[1], time.monotonic() + 3
+os.mkdir("real")
+os.symlink(target, "fake")
+with open("real/" + sys.argv[2], "w") as file: file.write("harmless")
+os.symlink("real", "switch")
+libc = __import__("ctypes").CDLL(None)
+open("ready", "w").close()
+n = 0
+while time.monotonic() < end and not os.path.exists("done"):
+    n += 1
+    os.symlink("fake" if n % 2 else "real", "next")
+    os.rename("next", "switch")
+"""
+
+
+@scenario(
+    "api-swap",
+    "swap a folder for a symlink to the host while the file API uses it",
+    proof=API,
+)
+def test_a_swapped_folder_leads_nowhere(cell: Cell, folder: Path) -> None:
+    with cell.box() as sandbox, own_file(_scene(cell, folder, sandbox)) as secret:
+        path = Path(secret.args["secret"])
+        running = sandbox.send("python3", "-c", SWAP, str(path.parent), path.name)
+        while "ready" not in sandbox.ask("list", "/workspace")["names"]:
+            pass
+        seen = ""
+        for number in range(60):
+            try:
+                seen += sandbox.read(f"/workspace/switch/{path.name}")
+                if number % 3 == 0:
+                    sandbox.write(f"/workspace/switch/{path.name}", "harmless")
+            except Refused:
+                continue
+        sandbox.write("/workspace/done")
+        cell.driver.wait(running)
+        assert secret.evidence(seen) is None
+        assert "harmless" in seen, "it was read, at times"
+
+
+@scenario(
+    "api-temporary",
+    "plant symlinks where the agent will write its temporary file",
+    proof=API,
+)
+def test_a_planted_temporary_is_not_followed(cell: Cell, folder: Path) -> None:
+    plant = "for n in range(2, 400): os.symlink(sys.argv[1], f'.capsule-write-{n}')"
+    with cell.box() as sandbox, own_file(_scene(cell, folder, sandbox)) as secret:
+        sandbox.exec("python3", "-c", f"import os, sys\n{plant}", secret.args["secret"])
+        for number in range(5):
+            sandbox.write(f"/workspace/file{number}", "mine")
+        assert secret.evidence("") is None
+
+
+@scenario(
+    "api-fifo",
+    "put a FIFO, a socket or a device in the way of the file API, to hang it for ever",
+    proof=API,
+)
+def test_a_fifo_in_the_way_hangs_nothing(cell: Cell) -> None:
+    with cell.box() as sandbox:
+        sandbox.exec("/bin/sh", "-c", "mkfifo fifo; ln -s fifo link; ln -s /dev/zero zero")
+        start = time.monotonic()
+        for name in ("fifo", "link", "zero"):
+            for action in (
+                lambda path: sandbox.read(path),
+                lambda path: sandbox.write(path, "x", append=True),
+            ):
+                with pytest.raises(Refused):
+                    action(f"/workspace/{name}")
+        assert time.monotonic() - start < 5
+
+
+@scenario(
+    "replace-workspace",
+    "put a symlink to the host in the place of /workspace",
+    proof=API,
+)
+def test_the_workspace_stays_the_workspace(cell: Cell, folder: Path) -> None:
+    swap = """
+import os, sys
+here = os.getcwd()
+for action in (
+    lambda: os.rename(here, here + "-old"), lambda: os.rmdir(here),
+    lambda: os.symlink(sys.argv[1], here), lambda: os.rename("l", here),
+):
+    try: action()
+    except OSError: pass
+"""
+    with cell.box() as sandbox, shared_folder(_scene(cell, folder, sandbox)) as shared:
+        sandbox.exec("python3", "-c", swap, shared.args["shared"])
+        try:
+            sandbox.write("/workspace/escaped", "x")
+        except Refused:
+            pass
+        assert shared.evidence("") is None
+
+
+@scenario(
+    "api-paths",
+    "climb out by `..`, NUL bytes and odd paths through the file API",
+    proof=API,
+)
+def test_odd_paths_lead_nowhere(cell: Cell, folder: Path) -> None:
+    with cell.box() as sandbox, open_file(_scene(cell, folder, sandbox)) as secret:
+        path = secret.args["secret"]
+        for odd in (
+            f"..{path}", f"/workspace/../..{path}", f"/workspace/../../../../../..{path}",
+            f"//{path}", f"/proc/self/root{path}", f"/proc/self/cwd{path}", f"/tmp/../..{path}",
+            f"/workspace/./../.{path}", path,
+        ):  # fmt: skip
+            with pytest.raises(Refused):
+                pytest.fail(f"{odd}: {sandbox.read(odd)}")
+
+
+@scenario(
+    "api-watch",
+    "watch a folder of the host through the API",
+    proof=API,
+)
+def test_nothing_outside_can_be_watched(cell: Cell, folder: Path) -> None:
+    with cell.box() as sandbox, shared_folder(_scene(cell, folder, sandbox)) as shared:
+        sandbox.ask("call", "symlink", "/workspace/link", shared.args["shared"])
+        for path in (shared.args["shared"], "/workspace/link"):
+            with pytest.raises(Refused):
+                pytest.fail(str(sandbox.ask("names_seen", path, 0.1)))
+
+
+KNOCK = """
+import socket, sys
+for path in sys.argv[1:]:
+    try:
+        s = socket.socket(socket.AF_UNIX)
+        s.connect(path)
+        print("connected to", path)
+    except OSError:
+        pass
+"""
+
+
+@scenario(
+    "agents-socket",
+    "connect to the agent's socket, to another sandbox's and to the launcher's, by their paths",
+    proof="whoever may connect owns the sandbox: the driver does",
+)
+def test_the_agents_sockets_are_out_of_reach(cell: Cell) -> None:
+    with cell.box(), cell.box() as sandbox:
+        run = Path(sandbox.handle["dir"]) / cell.level / "run"
+        sockets = [str(path) for path in run.rglob("*.sock")]
+        assert len(sockets) >= 3, "two agents and a launcher"
+        assert sandbox.exec("python3", "-c", KNOCK, *sockets)["out"] == ""
+
+
+@scenario(
+    "agents-binary",
+    "see the agent's processes or its binary from inside",
+    proof=API,
+)
+def test_the_agent_is_not_to_be_seen(cell: Cell) -> None:
+    look = """
+import os
+seen = []
+try:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        seen.append(open(f"/proc/{pid}/cmdline").read())
+except OSError: pass
+print(seen)
+"""
+    with cell.box() as sandbox:
+        assert "capsule-agent" not in sandbox.exec("python3", "-c", look)["out"]
+
+
+@scenario(
+    "dead-agent",
+    "live on when the keeper is killed",
+    proof=API,
+)
+def test_a_killed_keeper_takes_its_box_along(cell: Cell, helpers: Path) -> None:
+    with cell.box() as sandbox:
+        sandbox.put(helpers / "evade", "evade")
+        sandbox.ask("start", ["./evade", "daemon", "9"], "it", timeout=0.0)
+        while "beat" not in sandbox.ask("list", "/workspace")["names"]:
+            pass
+        base = sandbox.handle["uid_base"]
+        uid = base + 1000 if base else cell.driver.user.uid
+        os.kill(sandbox.handle["keeper"], 9)
+        deadline = time.monotonic() + 5
+        while (left := _running_as(uid, "evade")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not left
+
+
+def _running_as(uid: int, name: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                words = (entry / "stat").read_text()
+                if f"({name})" in words and words.rpartition(")")[2].split()[0] not in "ZX":
+                    found.append(entry.name)
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,436 @@
+"""Resources: take more than the sandbox was given, or leave something that cannot be removed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.escape.attempt import ALONE, PEER, Attempt, cases, proofs, scenario
+from tests.escape.conftest import Cell
+from tests.escape.machine import Refused, Sandbox
+from tests.support import wait_for
+
+pytestmark = pytest.mark.real
+
+Check = Callable[[Attempt], None]
+
+NO_SUM = "an ordinary user without cgroups has no limit but per process, for private memory"
+NO_QUOTA = "a plain directory has no quota (unenforced)"
+USER_MEMORY = {"namespaces-user": NO_SUM, "landlock-user": NO_SUM}
+PLAIN_DISK = {"landlock-root": NO_QUOTA, "landlock-user": NO_QUOTA}
+
+MUCH = {"mib": 400}  # the sandboxes of this module have 256 MiB of memory, and 64 MiB of disk
+
+ATTEMPTS = [
+    Attempt(
+        "fork-bomb",
+        "make more processes than the sandbox may have",
+        """
+        children = []
+        try:
+            while len(children) < 150:
+                pid = os.fork()
+                if pid == 0:
+                    signal.pause()
+                children.append(pid)
+        finally:
+            for pid in children: os.kill(pid, 9)
+        escaped(f"{len(children)} processes")
+        """,
+        proof=PEER,
+    ),
+    Attempt(
+        "thread-bomb",
+        "make more threads",
+        """
+        import threading
+        stop, threads = threading.Event(), []
+        try:
+            while len(threads) < 150:
+                threads.append(threading.Thread(target=stop.wait, daemon=True))
+                threads[-1].start()
+        except RuntimeError as error:
+            raise OSError(11, str(error))
+        escaped(f"{len(threads)} threads")
+        """,
+    ),
+    Attempt(
+        "memory",
+        "use more memory than the sandbox has",
+        """
+        try:
+            space = bytearray(A["mib"] << 20)
+        except MemoryError:
+            raise OSError(12, "no memory")
+        escaped(f"{len(space) >> 20} MiB")
+        """,
+        args=MUCH,
+        killed=True,
+    ),
+    Attempt(
+        "memory-of-many",
+        "use it in several processes, each with its share",
+        """
+        pipes, children = [], []
+        for _ in range(4):
+            one, other = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                space = bytearray(A["mib"] << 18)
+                os.write(other, b"x")
+                signal.pause()
+            os.close(other)
+            pipes.append(one)
+            children.append(pid)
+        got = sum(os.read(pipe, 1) == b"x" for pipe in pipes)
+        for pid in children: os.kill(pid, 9)
+        if got == 4: escaped(f"{A['mib']} MiB together")
+        """,
+        args=MUCH,
+        killed=True,
+        stands=USER_MEMORY,
+        unenforced="memory",
+    ),
+    Attempt(
+        "memory-files",
+        "use it as files in memory (memfd), which no limit of a process counts",
+        """
+        block = bytes(1 << 20)
+        files = []
+        for n in range(A["mib"]):
+            if n % 50 == 0: files.append(os.memfd_create("x"))
+            os.write(files[-1], block)
+        escaped(f"{A['mib']} MiB")
+        """,
+        args=MUCH,
+        killed=True,
+        stands=USER_MEMORY,
+        unenforced="memory",
+    ),
+    Attempt(
+        "shared-memory",
+        "use it as shared anonymous memory",
+        """
+        space = mmap.mmap(-1, A["mib"] << 20)
+        for at in range(0, A["mib"] << 20, 4096): space[at] = 1
+        escaped(f"{A['mib']} MiB")
+        """,
+        args=MUCH,
+        killed=True,
+        stands=USER_MEMORY,
+        unenforced="memory",
+    ),
+    Attempt(
+        "sysv-memory",
+        "use it as System V memory, which outlives its process",
+        """
+        libc.shmat.restype = ctypes.c_void_p
+        segment = check(libc.shmget(0, A["mib"] << 20, 0o1600))
+        at = libc.shmat(segment, None, 0)
+        libc.shmctl(segment, 0, None)
+        ctypes.memset(at, 1, A["mib"] << 20)
+        escaped(f"{A['mib']} MiB")
+        """,
+        args=MUCH,
+        killed=True,
+        stands={"namespaces-user": NO_SUM},
+        unenforced="memory",
+    ),
+    Attempt(
+        "fill-dev-shm",
+        "use it as files in /dev/shm",
+        """
+        block, written = bytes(1 << 20), 0
+        with open("/dev/shm/capsule-fill", "wb", buffering=0) as file:
+            os.unlink("/dev/shm/capsule-fill")
+            for _ in range(A["mib"]): file.write(block)
+        escaped(f"{A['mib']} MiB")
+        """,
+        args=MUCH,
+        killed=True,
+    ),
+    Attempt(
+        "fill-disk",
+        "write more than the disk's size, in several files and places",
+        """
+        block, written = bytes(1 << 20), 0
+        for place in (".", os.environ["TMPDIR"]):
+            for n in range(3):
+                fd = os.open(f"{place}/fill-{place == '.'}-{n}", os.O_CREAT | os.O_WRONLY)
+                for _ in range(16):
+                    os.write(fd, block)
+                    written += 1
+        escaped(f"{written} MiB")
+        """,
+        stands=PLAIN_DISK,
+        unenforced="disk",
+    ),
+    Attempt(
+        "fill-inodes",
+        "make more files than the disk may have",
+        """
+        os.mkdir("many")
+        for n in range(2400): os.close(os.open(f"many/{n}", os.O_CREAT | os.O_WRONLY))
+        escaped("2400 files")
+        """,
+        stands=PLAIN_DISK,
+        unenforced="inodes",
+    ),
+    Attempt(
+        "sparse-file",
+        "make a file of a terabyte that takes no room, for whoever copies it",
+        """
+        fd = os.open("sparse", os.O_CREAT | os.O_RDWR)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        os.ftruncate(fd, 1 << 40)
+        escaped(os.fstat(fd).st_size)
+        """,
+    ),
+    Attempt(
+        "descriptors",
+        "open more files than a process may",
+        """
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        held = [os.open("/dev/null", os.O_RDONLY) for _ in range(400)]
+        escaped(f"{len(held)} descriptors")
+        """,
+    ),
+    Attempt(
+        "raise-limits",
+        "raise a limit of one's own above what was given",
+        """
+        raised = []
+        for name in ("NOFILE", "NPROC", "FSIZE", "MEMLOCK"):
+            limit = getattr(resource, "RLIMIT_" + name)
+            soft, hard = resource.getrlimit(limit)
+            if hard == resource.RLIM_INFINITY: continue
+            try:
+                resource.setrlimit(limit, (soft, hard + 1))
+                raised.append(limit)
+            except (OSError, ValueError):
+                pass
+        if raised: escaped(raised)
+        """,
+        proof="root without CAP_SYS_RESOURCE cannot, and there is no harmless proof with it",
+    ),
+    Attempt(
+        "cpu",
+        "use more cores at once than the sandbox has",
+        """
+        if len(os.sched_getaffinity(0)) < 2 and not A.get("keeper"): absent("it has one CPU")
+        start = time.monotonic()
+        for _ in range(4):
+            if os.fork() == 0:
+                while time.monotonic() < start + 0.5: pass
+                os._exit(0)
+        for _ in range(4): os.wait()
+        used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        spent = time.monotonic() - start
+        if used > 1.3 * spent: escaped(f"{used:.2f} s of CPU in {spent:.2f} s")
+        if not A.get("keeper"): absent("the machine is busy")
+        """,
+    ),
+    Attempt(
+        "huge-arguments",
+        "start a program with arguments of 8 MiB, to fill the kernel's memory",
+        """
+        try:
+            os.posix_spawn("/bin/true", ["true", *["x" * 100_000] * 80], {})
+            escaped("started")
+        except MemoryError:
+            raise OSError(12, "no memory")
+        """,
+        proof="the kernel's own limit is the stack's, for everybody",
+    ),
+]
+
+
+@cases(ATTEMPTS)
+def test_stays_inside(attempt: Attempt, holds: Check) -> None:
+    holds(attempt)
+
+
+@proofs(ATTEMPTS)
+def test_works_outside(attempt: Attempt, works: Check) -> None:
+    works(attempt)
+
+
+BOMB = """
+import os
+while True:
+    try: os.fork()
+    except OSError: pass
+"""
+
+
+@scenario(
+    "starve-agent",
+    "keep the agent from answering by a fork bomb, with signals and priorities on top",
+    proof=ALONE,
+)
+def test_the_agent_answers_beside_a_fork_bomb(cell: Cell) -> None:
+    with cell.box(processes=40) as sandbox:
+        running = sandbox.send("python3", "-c", BOMB, id="bomb", timeout=10.0)
+        wait_for(lambda: _processes(sandbox) > 20, what="the bomb went off")
+        start = time.monotonic()
+        sandbox.ask("call", "ping")
+        sandbox.write("/workspace/file", "text")
+        assert sandbox.read("/workspace/file") == "text"
+        assert time.monotonic() - start < 5
+        sandbox.ask("kill", "bomb")
+        assert cell.driver.wait(running)["reason"] == "cancelled"
+        assert sandbox.answers()
+
+
+def _processes(sandbox: Sandbox) -> int:
+    return int(sandbox.ask("call", "usage")["result"]["processes"])
+
+
+@scenario(
+    "output-flood",
+    "fill the server's memory or disk with output, on both streams at once",
+    proof="it is the runner that keeps output, not the host",
+)
+def test_output_is_cut(cell: Cell) -> None:
+    flood = "yes $(head -c 10000 /dev/zero | tr '\\0' x) & yes 2>&1 >&2"
+    with cell.box() as sandbox:
+        running = sandbox.send("/bin/sh", "-c", flood, timeout=0.6, output_limit=100_000)
+        start = time.monotonic()
+        sandbox.ask("call", "ping")
+        assert time.monotonic() - start < 2
+        before = _keeper_memory(sandbox)
+        ended = cell.driver.wait(running)
+        assert ended["reason"] == "timed_out"
+        assert len(ended["out"]) <= 100_000 and len(ended["err"]) <= 100_000
+        assert ended["stdout_bytes"] + ended["stderr_bytes"] > 200_000, "it was a flood"
+        assert _keeper_memory(sandbox) - before < 8 << 20
+
+
+def _keeper_memory(sandbox: Sandbox) -> int:
+    words = Path(f"/proc/{sandbox.handle['keeper']}/statm").read_text().split()
+    return int(words[1]) * os.sysconf("SC_PAGESIZE")
+
+
+CARRY = """
+import os
+for _ in range(6):
+    if os.fork() == 0: break
+while True: os.write(3, bytes(65536))
+"""
+
+
+@scenario(
+    "carry-flood",
+    "flood the pipe that carries a session's environment, which the agent reads to its end",
+    proof="only the agent has such a pipe",
+)
+def test_a_flood_on_the_carry_pipe_delays_nobody(cell: Cell) -> None:
+    with cell.box(cpus=2.0) as sandbox:
+        running = sandbox.send("python3", "-c", CARRY, carry=True, timeout=0.6)
+        start = time.monotonic()
+        sandbox.ask("call", "ping")
+        ended = cell.driver.wait(running)
+        assert ended["reason"] == "timed_out" and ended["carry"] <= 256 * 1024
+        assert time.monotonic() - start < 4
+
+
+DEEP = """
+import os
+for _ in range(1200):
+    os.mkdir("d" * 50)
+    os.chdir("d" * 50)
+"""
+
+
+@scenario(
+    "deep-folders",
+    "make folders so deep that listing and removing them fails",
+    proof="see test_tree: what fails is whoever recurses",
+)
+def test_deep_folders_are_listed_and_removed(cell: Cell) -> None:
+    with cell.box() as sandbox:
+        assert sandbox.exec("python3", "-c", DEEP)["exit_code"] == 0
+        assert sandbox.ask("list", "/workspace", recursive=True)["names"]
+        sandbox.ask("call", "remove", "/workspace/" + "d" * 50, recursive=True)
+        assert sandbox.ask("list", "/workspace")["names"] == []
+
+
+CLOSED = """
+import os
+for name in ("a", "a/b", "a/b/c"):
+    os.mkdir(name)
+    open(name + "/file", "w").close()
+for name, mode in (("a/b/c", 0), ("a/b", 0o500), ("a", 0o400)):
+    fd = os.open(name, os.O_RDONLY)
+    os.fchmod(fd, mode)
+    os.close(fd)
+"""
+
+
+@scenario(
+    "closed-folders",
+    "leave folders behind that not even their owner may enter or empty",
+    proof="see deep-folders",
+)
+def test_nothing_of_a_hostile_tree_is_left(cell: Cell) -> None:
+    with cell.box() as sandbox:
+        assert sandbox.exec("python3", "-c", CLOSED + DEEP)["exit_code"] == 0
+        sandbox.destroy()
+        left = [sandbox.handle.get("disk_dir"), *sandbox.handle["cgroups"]]
+        assert not [path for path in left if path and os.path.lexists(path)]
+
+
+ZOMBIES = """
+import os
+for _ in range(30):
+    if os.fork() == 0:
+        if os.fork() == 0: os._exit(0)
+        os._exit(0)
+"""
+
+
+@scenario(
+    "zombies",
+    "leave dead processes that nobody collects",
+    proof="a host's init collects them",
+)
+def test_zombies_are_collected(cell: Cell) -> None:
+    with cell.box() as sandbox:
+        base = sandbox.handle["uid_base"]
+        uid = base + 1000 if base else cell.driver.user.uid
+        for _ in range(3):
+            assert sandbox.exec("python3", "-c", ZOMBIES)["exit_code"] == 0
+        wait_for(lambda: not _zombies(uid), what="no zombie of the sandbox is left")
+
+
+def _zombies(uid: int) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+@scenario(
+    "huge-request",
+    "break the agent with arguments and an environment of a megabyte",
+    proof="only the agent takes requests",
+)
+def test_a_huge_request_is_refused_or_served(cell: Cell) -> None:
+    with cell.box() as sandbox:
+        for argv, env in (
+            (["/bin/true", "x" * 600_000], {}),
+            (["/bin/true"], {"X": "y" * 600_000}),
+        ):
+            with pytest.raises(Refused):
+                sandbox.exec(*argv, env=env)
+        assert sandbox.answers()
