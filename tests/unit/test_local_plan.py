@@ -192,6 +192,13 @@ def test_an_ordinary_user_has_one_mapping() -> None:
     assert request["rlimits"]["nproc"] == 129, "pid 1 has the same uid"
 
 
+def test_landlock_alone_must_hold_programs_that_share_the_servers_uid() -> None:
+    assert facts(abi=2).allows(Isolation.LANDLOCK)
+    assert not facts(abi=1).allows(Isolation.LANDLOCK)
+    assert facts(abi=6, root=False).allows(Isolation.LANDLOCK)
+    assert not facts(abi=5, root=False).allows(Isolation.LANDLOCK), "signals are not scoped yet"
+
+
 def test_landlock_alone_sees_its_own_directories_and_the_system() -> None:
     request = landlock()
     rules = dict(request["landlock"]["rules"])

@@ -22,6 +22,9 @@ from capsule.providers.local.settings import LocalSettings
 PROBES = ("userns", "mounts", "overlay", "landlock", "seccomp", "loop")
 
 LEAST_LANDLOCK = 2  # version 1 forbids every rename between directories
+# Where programs share the server's uid, nothing but Landlock keeps them from truncating its user's
+# files by path (version 3) and from killing its processes (version 6).
+LEAST_SHARED = 6
 UID_BASE, UID_COUNT, UID_SLOTS = 268_435_456, 65_536, 57_344
 
 
@@ -61,12 +64,16 @@ class Facts:
     def landlock_abi(self) -> int:
         return self.tries["landlock"].value if self.can("landlock") else 0
 
+    @property
+    def least_landlock(self) -> int:
+        return LEAST_LANDLOCK if self.uid_ranges else LEAST_SHARED
+
     def allows(self, level: Isolation) -> bool:
         match level:
             case Isolation.NAMESPACES:
                 return self.can("userns") and self.can("mounts") and self.can("seccomp")
             case Isolation.LANDLOCK:
-                return self.landlock_abi >= LEAST_LANDLOCK and self.can("seccomp")
+                return self.landlock_abi >= self.least_landlock and self.can("seccomp")
         return False
 
     def strongest(self) -> Isolation:
@@ -169,15 +176,24 @@ def _levels(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
         "level landlock",
         ok,
         f"Landlock version {facts.landlock_abi} with seccomp" if ok else _landlock_why(facts),
-        "" if ok else "use a kernel from 5.19 on with CONFIG_SECURITY_LANDLOCK and lsm=landlock",
+        "" if ok else _landlock_fix(facts),
     )
+
+
+def _landlock_fix(facts: Facts) -> str:
+    if facts.landlock_abi >= LEAST_LANDLOCK:
+        return "run the server as root, or use a kernel from 6.12 on"
+    since = "5.19" if facts.uid_ranges else "6.12"
+    return f"use a kernel from {since} on with CONFIG_SECURITY_LANDLOCK and lsm=landlock"
 
 
 def _landlock_why(facts: Facts) -> str:
     if not facts.can("seccomp"):
         return f"seccomp: {facts.tries['seccomp'].why}"
     if facts.landlock_abi:
-        return f"Landlock version {facts.landlock_abi} is too old, {LEAST_LANDLOCK} is needed"
+        needed = f"{facts.least_landlock} is needed"
+        needed += "" if facts.uid_ranges else " where programs share the server's uid"
+        return f"Landlock version {facts.landlock_abi} is too old: {needed}"
     return f"the kernel offers no Landlock: {facts.tries['landlock'].why}"
 
 
