@@ -61,9 +61,9 @@ $(RUN_STAMP): requirements/run.txt $(PINS)
 	@scripts/setup run
 	@touch $@
 
-$(DEV_STAMP): requirements/dev.txt requirements/run.txt $(PINS)
+$(DEV_STAMP): requirements/dev.txt $(RUN_STAMP)
 	@scripts/setup dev
-	@touch $(RUN_STAMP) $@
+	@touch $@
 
 # A .venv that another user or another Python made is made again, not stumbled over.
 ifeq ($(shell $(PY) -c 'print(1)' 2>/dev/null),)
