@@ -297,7 +297,9 @@ def shared_memory(scene: Scene) -> Iterator[Acting]:
     key = secrets.randbelow(1 << 30) + 1
     segment = libc.shmget(key, 4096, IPC_CREAT | 0o666)
     assert segment >= 0
-    ctypes.memmove(libc.shmat(segment, None, 0), scene.token.encode(), len(scene.token))
+    at = libc.shmat(segment, None, 0)
+    ctypes.memmove(at, scene.token.encode(), len(scene.token))
+    libc.shmdt(ctypes.c_void_p(at))
     path = Path("/dev/shm") / f"capsule-{key}"
     path.write_text(scene.token)
     path.chmod(0o666)
@@ -306,6 +308,22 @@ def shared_memory(scene: Scene) -> Iterator[Acting]:
     finally:
         path.unlink()
         libc.shmctl(segment, IPC_RMID, None)
+
+
+@contextmanager
+def message_queue(scene: Scene) -> Iterator[Acting]:
+    """A POSIX message queue of the host with a message, open to everybody."""
+    library = ctypes.CDLL(None, use_errno=True)
+    name = f"/capsule-{secrets.token_hex(6)}".encode()
+    queue = library.mq_open(name, os.O_CREAT | os.O_RDWR, 0o666, None)
+    assert queue >= 0
+    try:
+        os.fchmod(queue, 0o666)
+        library.mq_send(queue, scene.token.encode(), len(scene.token), 0)
+        yield Acting({"queue": name.decode()}, scene.seen)
+    finally:
+        os.close(queue)
+        library.mq_unlink(name)
 
 
 @contextmanager
@@ -402,14 +420,25 @@ def _neighbour_process(scene: Scene, key: int, env: dict[str, str]) -> Iterator[
     _owned(home / "tmp", scene.user, 0o755)
     env = {**env, "TMPDIR": str(home / "tmp")}
     argv = [system_python(), "-c", NEIGHBOUR, str(key)]
-    with scene.user.popen(*argv, cwd=home, env=env) as process:
-        wait_for((home / "ready").exists, what="the neighbour")
-        yield {
-            "key": key, "pid": process.pid, "keeper": 0,
-            "folder": str(home), "tmp": str(home / "tmp"),
-        }  # fmt: skip
-        (home / "done").touch()
-        process.wait(10)
+    try:
+        with scene.user.popen(*argv, cwd=home, env=env) as process:
+            wait_for((home / "ready").exists, what="the neighbour")
+            yield {
+                "key": key, "pid": process.pid, "keeper": 0,
+                "folder": str(home), "tmp": str(home / "tmp"),
+            }  # fmt: skip
+            (home / "done").touch()
+            process.wait(10)
+    finally:
+        _remove_what_it_shared(key)
+
+
+def _remove_what_it_shared(key: int) -> None:
+    """It does so itself, unless it was killed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.shmctl(libc.shmget(key, 0, 0), IPC_RMID, None)
+    libc.msgctl(libc.msgget(key, 0), IPC_RMID, None)
+    Path(f"/dev/shm/capsule-{key}").unlink(missing_ok=True)
 
 
 def _pid_with(token: str) -> int:
@@ -426,6 +455,6 @@ ACTORS: dict[str, Callable[[Scene], AbstractContextManager[Acting]]] = {
     for actor in (
         open_file, own_file, shared_folder, host_program, busy_folder, busy_program, victim,
         tcp_service, unix_service, abstract_service, udp_mailbox, unix_mailbox, shared_memory,
-        terminal, neighbour,
+        message_queue, terminal, neighbour,
     )
 }  # fmt: skip

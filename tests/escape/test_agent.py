@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from tests.escape.actors import Scene, open_file, own_file, shared_folder
 from tests.escape.attempt import Attempt, cases, scenario
 from tests.escape.conftest import Cell
-from tests.escape.machine import SERVER_SECRET, Refused, Sandbox
+from tests.escape.machine import SERVER_SECRET, Refused, Sandbox, running_with
+from tests.support import wait_for
 
 pytestmark = pytest.mark.real
 
@@ -365,8 +367,7 @@ def test_a_swapped_folder_leads_nowhere(cell: Cell, folder: Path) -> None:
     with cell.box() as sandbox, own_file(_scene(cell, folder, sandbox)) as secret:
         path = Path(secret.args["secret"])
         running = sandbox.send("python3", "-c", SWAP, str(path.parent), path.name)
-        while "ready" not in sandbox.ask("list", "/workspace")["names"]:
-            pass
+        wait_for(lambda: "ready" in sandbox.ask("list", "/workspace")["names"], what="the swaps")
         seen = ""
         for number in range(60):
             try:
@@ -518,29 +519,11 @@ print(seen)
     "live on when the keeper is killed",
     proof=API,
 )
-def test_a_killed_keeper_takes_its_box_along(cell: Cell, helpers: Path) -> None:
+def test_a_killed_keeper_takes_its_box_along(cell: Cell, folder: Path, helpers: Path) -> None:
     with cell.box() as sandbox:
         sandbox.put(helpers / "evade", "evade")
-        sandbox.ask("start", ["./evade", "daemon", "9"], "it", timeout=0.0)
-        while "beat" not in sandbox.ask("list", "/workspace")["names"]:
-            pass
-        base = sandbox.handle["uid_base"]
-        uid = base + 1000 if base else cell.driver.user.uid
+        mark = f"9.{secrets.randbelow(10**9)}"
+        sandbox.ask("start", ["./evade", "daemon", mark], "it", timeout=0.0)
+        wait_for(lambda: running_with(mark), what="the daemon runs")
         os.kill(sandbox.handle["keeper"], 9)
-        deadline = time.monotonic() + 5
-        while (left := _running_as(uid, "evade")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not left
-
-
-def _running_as(uid: int, name: str) -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and entry.stat().st_uid == uid:
-                words = (entry / "stat").read_text()
-                if f"({name})" in words and words.rpartition(")")[2].split()[0] not in "ZX":
-                    found.append(entry.name)
-        except OSError:
-            continue
-    return found
+        wait_for(lambda: not running_with(mark), what="nobody is left", within=5)

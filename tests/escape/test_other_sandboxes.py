@@ -148,12 +148,14 @@ ATTEMPTS = [
     ),
     Attempt(
         "message-queue",
-        "list and open POSIX message queues of everybody",
+        "receive from a POSIX message queue of the host",
         """
-        for name in (b"/capsule-escape", b"/capsule"):
-            number = tried("mq_open", name[1:], os.O_CREAT | os.O_RDWR, 0o666, None)
-            if number == 0 and not A.get("keeper"): escaped("made")
+        queue = call("mq_open", A["queue"][1:].encode(), os.O_RDWR, 0, None)
+        text = ctypes.create_string_buffer(8192)
+        call("mq_timedreceive", queue, text, 8192, None, None)
+        escaped(text.value)
         """,
+        actors=("message_queue",),
     ),
 ]
 

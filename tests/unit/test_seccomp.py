@@ -657,9 +657,9 @@ ALLOWED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "landlock": ("landlock_create_ruleset", (0, 0, 1)),
     "prctl": ("prctl", (3, 0, 0, 0, 0)),
     "rseq": ("rseq", (0, 0, 0, 0)),
-    "shmget": ("shmget", (0, 4096, 0)),
-    "msgget": ("msgget", (0, 0)),
-    "semget": ("semget", (0, 1, 0)),
+    "shmget": ("shmget", (0x63617073, 4096, 0)),  # a key that nobody has: nothing is made
+    "msgget": ("msgget", (0x63617073, 0)),
+    "semget": ("semget", (0x63617073, 1, 0)),
     "mq_open": ("mq_open", (Text("capsule-nonexistent"), 0, 0, 0)),
     "setuid": ("setuid", (os.getuid(),)),
     "getgroups": ("getgroups", (0, 0)),
