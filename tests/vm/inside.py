@@ -1,4 +1,4 @@
-"""Runs inside the test machine: an older kernel, cgroup v2 only. One line per check, 0 when all hold."""
+"""Runs inside the test machine: an older kernel, cgroup v2 only. One line per check."""
 
 from __future__ import annotations
 
