@@ -7,6 +7,7 @@ other users cannot be read by an ordinary one; then less is seen, and nothing is
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -149,7 +150,8 @@ def sort_processes(
     ignored: frozenset[int],
 ) -> None:
     running = processes()
-    keepers: set[int] = set()
+    # Keepers cannot be looked into, except by root; what a box's record says must do.
+    keepers = set(recorded_keepers(base, sockets))
     ours: list[Process] = []
     for process in running.values():
         if process.pid in ignored or process.pid == server or process.parent == 2:
@@ -165,6 +167,12 @@ def sort_processes(
         if process.state == "Z" and (family & keepers or server in family):
             seen.zombies.append(process)
     seen.strays = [p for p in ours if not keepers & set(ancestry(p, running))]
+
+
+def recorded_keepers(base: Path, sockets: dict[str, str]) -> Iterator[int]:
+    for path in sockets.values():
+        with suppress(OSError, ValueError, KeyError):
+            yield int(json.loads(Path(path).with_name("box.json").read_bytes())["keeper"])
 
 
 def ancestry(process: Process, running: dict[int, Process]) -> Iterator[int]:

@@ -175,7 +175,7 @@ def rlimits(level: Isolation, limits: Limits, facts: Facts, backing: str) -> dic
     if level is Isolation.NAMESPACES or facts.uid_ranges:
         # Where the box has one uid for everything, its pid 1 is counted as well.
         values["nproc"] = limits.processes + (0 if facts.uid_ranges else 1)
-    elif not facts.cgroups.enforces("pids"):
+    elif counts_tasks(level, facts):
         # The kernel counts all that this user runs: too much for one box, but a bomb has an end.
         values["nproc"] = limits.processes + own_tasks()
     if backing == "tmpfs" or not facts.cgroups.enforces("memory"):
@@ -183,14 +183,20 @@ def rlimits(level: Isolation, limits: Limits, facts: Facts, backing: str) -> dic
     return values
 
 
+def counts_tasks(level: Isolation, facts: Facts) -> bool:
+    """Whether a request needs `own_tasks`, which blocks: make it in a thread then."""
+    box_has_count = level is Isolation.NAMESPACES or facts.uid_ranges
+    return not box_has_count and not facts.cgroups.enforces("pids")
+
+
 def own_tasks() -> int:
     """How many threads the server's user has on this host just now."""
     count = 0
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
+    for name in os.listdir("/proc"):
+        if name.isdigit():
             with contextlib.suppress(OSError):
-                if entry.stat().st_uid == os.geteuid():
-                    count += len(os.listdir(f"/proc/{entry.name}/task"))
+                if os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                    count += len(os.listdir(f"/proc/{name}/task"))
     return count
 
 

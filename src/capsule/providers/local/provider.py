@@ -101,7 +101,7 @@ class LocalProvider(Provider):
             )
         filter_ = await self._filter(spec.template.seccomp, engine.level)
         parts = await self._parts(engine, sandbox_id, spec)
-        request = plan.request(engine.level, parts, engine.facts)
+        request = await self._request(engine, parts)
         record = self._record(engine, parts, request)
         records.create(parts.dir, record)
         engine.cores.take(parts.cpus)
@@ -212,6 +212,11 @@ class LocalProvider(Provider):
             root=root,
             view=None if root is None else await self._view(shown, spec.limits.memory),
         )
+
+    async def _request(self, engine: Engine, parts: plan.Parts) -> dict[str, Any]:
+        if plan.counts_tasks(engine.level, engine.facts):
+            return await asyncio.to_thread(plan.request, engine.level, parts, engine.facts)
+        return plan.request(engine.level, parts, engine.facts)
 
     async def _view(self, cpus: int, memory: int) -> Path:
         known = self._views.known(cpus, memory)
