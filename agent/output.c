@@ -43,6 +43,14 @@ static bool put(struct output *o, uint64_t at, const char *p, size_t n) {
     return true;
 }
 
+/* The host's disk is full: a terminal goes on in little memory, rather than show nothing. */
+static void shrink(struct output *o, uint64_t at) {
+    drop_fd(&o->file);
+    o->mem = xrealloc(o->mem, IN_MEMORY);
+    o->limit = o->cap = IN_MEMORY;
+    o->lost = at;
+}
+
 void output_add(struct output *o, const char *p, size_t n) {
     uint64_t at = o->total;
     o->total += n;
@@ -53,7 +61,10 @@ void output_add(struct output *o, const char *p, size_t n) {
     if (n > o->limit) { at += n - o->limit; p += n - o->limit; n = (size_t)o->limit; }
     uint64_t place = at % o->limit;
     size_t first = (size_t)smaller(n, o->limit - place);
-    if (!put(o, place, p, first) || (n > first && !put(o, 0, p + first, n - first))) o->lost = o->total;
+    if (put(o, place, p, first) && (n == first || put(o, 0, p + first, n - first))) return;
+    shrink(o, at);
+    o->total = at;
+    output_add(o, p, n); /* where there is room for it now */
 }
 
 size_t output_read(const struct output *o, uint64_t at, char *p, size_t room) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.faults.calls import attempt, create, delete, execute, finished, start, state
 from tests.faults.footprint import processes
-from tests.faults.machine import Machine, running
+from tests.faults.machine import Machine, checked, machine, running
 from tests.faults.nursery import Nursery
 from tests.support import eventually
 
@@ -22,8 +23,8 @@ VICTIMS = ["keeper", "pid 1", "everything"]
 LEVELS = ["namespaces", "landlock"]
 
 
-def victims(machine: Machine, id: str, which: str) -> list[int]:
-    keeper = int(machine.record(id)["keeper"])
+def victims(host: Machine, id: str, which: str) -> list[int]:
+    keeper = int(host.record(id)["keeper"])
     family = [p.pid for p in processes().values() if p.parent == keeper]
     return {"keeper": [keeper], "pid 1": family, "everything": [keeper, *family]}[which]
 
@@ -33,11 +34,11 @@ def victims(machine: Machine, id: str, which: str) -> list[int]:
 async def test_a_box_that_was_killed_is_failed_within_5_seconds(
     own_nursery: Nursery, which: str, level: str
 ) -> None:
-    async with running(own_nursery, ISOLATION=level) as machine, machine.http() as http:
+    async with running(own_nursery, ISOLATION=level) as host, host.http() as http:
         id, other = await create(http), await create(http)
         running_exec = asyncio.create_task(attempt(http, id, "touch begun; sleep 100"))
         await eventually(lambda: begun(http, id), what="the program runs")
-        killed = victims(machine, id, which)
+        killed = victims(host, id, which)
         assert killed and all(Path(f"/proc/{pid}").exists() for pid in killed)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
@@ -52,7 +53,7 @@ async def test_a_box_that_was_killed_is_failed_within_5_seconds(
         assert "died during the call" in cut.json()["error"]["message"]
         refused = await attempt(http, id, "true")
         assert (refused.status_code, refused.json()["error"]["code"]) == (410, "gone")
-        await machine.agree()
+        await host.agree()
         assert await delete(http, id) == 200
         assert (await execute(http, other, "echo fine"))["stdout"] == "fine\n"
 
@@ -62,69 +63,93 @@ async def begun(http: httpx.AsyncClient, id: str) -> bool:
 
 
 async def test_nobody_asking_a_dead_box_is_failed_all_the_same(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as machine:
-        async with machine.http() as http:
+    async with running(own_nursery) as host:
+        async with host.http() as http:
             id = await create(http)
-        os.kill(victims(machine, id, "keeper")[0], signal.SIGKILL)
+        os.kill(victims(host, id, "keeper")[0], signal.SIGKILL)
 
         async def failed() -> bool:
-            return (await machine.listed())[id] == "failed"
+            return (await host.listed())[id] == "failed"
 
         await eventually(failed, what="failed", within=5.0)
 
 
 async def test_boxes_killed_while_no_server_runs(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as machine, machine.http() as http:
+    async with running(own_nursery) as host, host.http() as http:
         ids = [await create(http) for _ in range(4)]
-        await machine.kill()
+        await host.kill()
         for id, which in zip(ids, VICTIMS, strict=False):
-            for pid in victims(machine, id, which):
+            for pid in victims(host, id, which):
                 os.kill(pid, signal.SIGKILL)
-        await machine.start()
-        await machine.agree()
-        assert await machine.listed() == {ids[3]: "running"}
+        await host.start()
+        await host.agree()
+        assert await host.listed() == {ids[3]: "running"}
         assert (await attempt(http, ids[0], "true")).status_code == 410
 
 
 async def test_a_launcher_that_was_killed_is_replaced(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as machine, machine.http() as http:
+    async with running(own_nursery) as host, host.http() as http:
         first = await create(http)
         for _ in range(2):
-            (launcher,) = launchers(machine)
+            (launcher,) = launchers(host)
             os.kill(launcher, signal.SIGKILL)
             assert (await execute(http, first, "echo fine"))["stdout"] == "fine\n"
             assert await delete(http, await create(http)) == 200
-            assert launchers(machine) != [launcher]
-        await machine.agree()
+            assert launchers(host) != [launcher]
+        await host.agree()
 
 
 async def test_a_launcher_killed_during_creates_leaves_nothing(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as machine, machine.http() as http:
+    async with running(own_nursery) as host, host.http() as http:
         for _ in range(3):
             calls = [
                 asyncio.create_task(http.post("/v1/sandboxes", json={"template": "bash"}))
                 for _ in range(8)
             ]
-            await eventually(lambda: machine.footprint().folders, what="launches have begun")
-            for launcher in launchers(machine):
+            await eventually(lambda: host.footprint().folders, what="launches have begun")
+            for launcher in launchers(host):
                 os.kill(launcher, signal.SIGKILL)
             answers = await asyncio.gather(*calls)
             assert {answer.status_code for answer in answers} <= {201, 503}
             await create(http)  # with a new launcher
-            await machine.agree()
-            await machine.delete_all()
+            await host.agree()
+            await host.delete_all()
 
 
-def launchers(machine: Machine) -> list[int]:
+def launchers(host: Machine) -> list[int]:
     """Children of the server that are no zombies."""
-    return [p.pid for p in processes().values() if p.parent == machine.pid and p.state != "Z"]
+    return [p.pid for p in processes().values() if p.parent == host.pid and p.state != "Z"]
+
+
+async def test_an_agent_that_is_replaced_or_missing(
+    own_nursery: Nursery, agent_binary: Path
+) -> None:
+    """An upgrade while boxes run: they go on, new ones begin with the new one, all can end."""
+    async with machine(own_nursery) as host:
+        agent = host.base / "agent"
+        shutil.copy(agent_binary, agent)
+        host.env["CAPSULE_AGENT"] = str(agent)
+        async with checked(host), host.http() as http:
+            old, swept = await create(http), await create(http)
+            agent.unlink()
+            os.kill(launchers(host)[0], signal.SIGKILL)
+            answer = await http.post("/v1/sandboxes", json={"template": "bash"})
+            assert answer.status_code == 503
+            assert "the agent cannot be started" in answer.json()["error"]["message"]
+            assert (await execute(http, old, "echo fine"))["stdout"] == "fine\n"
+            shutil.copy(agent_binary, agent)
+            await execute(http, await create(http), "true")
+            os.kill(victims(host, swept, "keeper")[0], signal.SIGKILL)
+            assert await delete(http, swept) == 200
+            assert await delete(http, old) == 200
+            await host.agree()
 
 
 async def test_a_stopped_keeper_keeps_nobody_else_waiting(own_nursery: Nursery) -> None:
     """It is there and silent: calls to it wait or fail, and the others do not notice."""
-    async with running(own_nursery) as machine, machine.http() as http:
+    async with running(own_nursery) as host, host.http() as http:
         id, other = await create(http), await create(http)
-        (keeper,) = victims(machine, id, "keeper")
+        (keeper,) = victims(host, id, "keeper")
         os.kill(keeper, signal.SIGSTOP)
         try:
             waiting = asyncio.create_task(attempt(http, id, "echo late"))
@@ -137,10 +162,10 @@ async def test_a_stopped_keeper_keeps_nobody_else_waiting(own_nursery: Nursery) 
 
 
 async def test_a_stopped_keeper_can_be_deleted(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as machine, machine.http() as http:
+    async with running(own_nursery) as host, host.http() as http:
         id = await create(http)
         exec_id = await start(http, id, "sleep 1000")
         assert (await finished(http, id, exec_id))["running"]
-        os.kill(victims(machine, id, "keeper")[0], signal.SIGSTOP)
+        os.kill(victims(host, id, "keeper")[0], signal.SIGSTOP)
         assert await delete(http, id) == 200
-        await machine.agree()
+        await host.agree()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
 
 from tests.faults.calls import attempt, create, delete, execute, state
 from tests.faults.machine import Machine, checked, machine, running
@@ -92,6 +93,41 @@ async def test_no_space_for_data(own_nursery: Nursery, as_root: None, leaving: i
         await host.kill()
         await host.start()
         assert (await execute(http, old, "cat file"))["stdout"] == "kept\n"
+
+
+async def test_a_terminal_while_there_is_no_space_for_data(
+    own_nursery: Nursery, as_root: None
+) -> None:
+    """What it keeps of its screen has no place any more; the shell goes on."""
+    async with on_small_disk(own_nursery, "data", 64 * MIB) as host, host.http() as http:
+        id = await create(http)
+        url = f"ws://127.0.0.1:{host.port}/terminal/{id}"
+        async with connect(url, proxy=None) as viewer:
+            await says(viewer, "echo be-$((1 + 1))-gin\n", "be-2-gin")
+            with filled(host.base / "data"):
+                await says(viewer, "seq 200000; echo en-$((1 + 1))-d\n", "en-2-d")
+                await says(viewer, "seq 200000 >&2; echo en-$((2 + 2))-d\n", "en-4-d")
+                async with connect(url, proxy=None) as other:
+                    await says(other, "echo bo-$((3 + 3))-th\n", "bo-6-th")
+            await says(viewer, "seq 300000; echo en-$((4 + 4))-d\n", "en-8-d")
+        keeper = int(host.record(id)["keeper"])
+        before = cpu_seconds(keeper)
+        for _ in range(20):
+            assert (await execute(http, id, "sleep 0.05; echo fine"))["stdout"] == "fine\n"
+        assert cpu_seconds(keeper) - before < 0.9, "it does not run in circles"
+
+
+def cpu_seconds(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def says(viewer: ClientConnection, text: str, wanted: str) -> None:
+    await viewer.send(text)
+    heard = ""
+    async with asyncio.timeout(15):
+        while wanted not in heard:
+            heard = heard[-100:] + str(await viewer.recv())
 
 
 async def test_no_space_for_data_at_the_start(own_nursery: Nursery, as_root: None) -> None:
