@@ -196,6 +196,7 @@ void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, u
 uint64_t oom_kills(void);
 
 /* launcher.c, probe.c */
+#define ALL_NAMESPACES (CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 int launcher_main(int listen_fd, int lifeline);
 void probe_serve(int conn, const struct json *request);
 

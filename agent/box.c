@@ -57,7 +57,8 @@ bool box_bind_slot(int socket, uint32_t base) {
 bool box_claim_uids(struct fault *f) {
     if (box.user_mode != USER_RANGE && box.user_mode != USER_UID) return true;
     const struct json *user = json_get(box.spec, "user");
-    uint32_t base = (uint32_t)json_int(user, "base", 268435456, 1, UINT32_MAX), slots = (uint32_t)json_int(user, "slots", 1, 1, UINT16_MAX);
+    uint32_t base = (uint32_t)json_int(user, "base", 268435456, 1, UINT32_MAX);
+    uint32_t slots = (uint32_t)json_int(user, "slots", 1, 1, UINT16_MAX);
     box.uid_count = (uint32_t)json_int(user, "count", 65536, 1, 65536);
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

@@ -18,7 +18,8 @@
 #define SYS_landlock_add_rule 445
 #define SYS_landlock_restrict_self 446
 #endif
-enum { LL_EXECUTE = 1, LL_WRITE_FILE = 2, LL_READ_FILE = 4, LL_READ_DIR = 8, LL_MAKE_ANY = 0x1ff0, LL_REFER = 1 << 13, LL_TRUNCATE = 1 << 14, LL_IOCTL_DEV = 1 << 15 };
+enum { LL_EXECUTE = 1, LL_WRITE_FILE = 2, LL_READ_FILE = 4, LL_READ_DIR = 8, LL_MAKE_ANY = 0x1ff0,
+       LL_REFER = 1 << 13, LL_TRUNCATE = 1 << 14, LL_IOCTL_DEV = 1 << 15 };
 #ifdef __x86_64__
 #define NATIVE_ARCH AUDIT_ARCH_X86_64
 #elif defined(__aarch64__)
@@ -88,10 +89,11 @@ static bool confine_cgroups(struct fault *f) {
 }
 
 static bool limit(int resource, const char *name, struct fault *f) {
-    double v = json_num(json_get(box.spec, "rlimits"), name, 0);
-    if (v <= 0 && resource != RLIMIT_CORE) return true;
-    struct rlimit now, r = {(rlim_t)v, (rlim_t)v};
-    if (!getrlimit(resource, &now) && now.rlim_max != RLIM_INFINITY && r.rlim_max > now.rlim_max) r.rlim_cur = r.rlim_max = now.rlim_max;
+    rlim_t v = (rlim_t)json_int(json_get(box.spec, "rlimits"), name, 0, 0, MAX_INT);
+    struct rlimit now;
+    if (!v && resource != RLIMIT_CORE) return true;
+    if (!getrlimit(resource, &now) && v > now.rlim_max) v = now.rlim_max;
+    struct rlimit r = {v, v};
     return !setrlimit(resource, &r) || fault_set(f, errno, "limit %s", name);
 }
 
@@ -103,15 +105,16 @@ static bool set_limits(struct fault *f) {
     for (const struct json *c = cpus ? cpus->child : NULL; c; c = c->next, n++)
         if (c->num >= 0 && c->num < CPU_SETSIZE) CPU_SET((size_t)c->num, &set);
     if (n && sched_setaffinity(0, sizeof set, &set)) return fault_set(f, errno, "cpu affinity");
-    return limit(RLIMIT_NOFILE, "nofile", f) && limit(RLIMIT_CORE, "core", f) && limit(RLIMIT_FSIZE, "fsize", f) && limit(RLIMIT_DATA, "data", f) &&
-           limit(RLIMIT_SIGPENDING, "sigpending", f) && limit(RLIMIT_MSGQUEUE, "msgqueue", f) && limit(RLIMIT_MEMLOCK, "memlock", f);
+    return limit(RLIMIT_NOFILE, "nofile", f) && limit(RLIMIT_CORE, "core", f) && limit(RLIMIT_FSIZE, "fsize", f) &&
+           limit(RLIMIT_DATA, "data", f) && limit(RLIMIT_SIGPENDING, "sigpending", f) && limit(RLIMIT_MSGQUEUE, "msgqueue", f) &&
+           limit(RLIMIT_MEMLOCK, "memlock", f);
 }
 
 static bool drop_capabilities(uint64_t keep) {
     struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct d[2] = {{0}};
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-    for (int cap = 0; cap <= 63; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); /* beyond the last: EINVAL */
+    for (int cap = 0; !prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); cap++) {} /* beyond the last: EINVAL */
     if (syscall(SYS_capget, &h, d)) return false;
     for (int i = 0; i < 2; i++) {
         d[i].effective = d[i].permitted &= (uint32_t)(keep >> 32 * i);

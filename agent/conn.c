@@ -1,13 +1,11 @@
 /* Connections: one operation each. Frames are read exactly, never a byte further, because a file operation's
  * connection is handed to the worker that carries it out. */
 #include "keeper.h"
-#include <poll.h>
-#include <signal.h>
+#include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
-
 
 void conn_free(struct conn *c) {
     for (struct conn **p = &keeper.conns; *p; p = &(*p)->next)
@@ -58,9 +56,20 @@ void conn_send(struct conn *c, enum frame_type type, int stream, uint64_t offset
     buf_add(&c->out, p, n);
 }
 
-void conn_json(struct conn *c, enum frame_type type, struct buf *b) {
+void conn_printf(struct conn *c, enum frame_type type, const char *fmt, ...) {
+    char text[512];
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    conn_send(c, type, 0, 0, text, (size_t)n < sizeof text ? (size_t)n : sizeof text - 1);
+}
+
+void conn_finish(struct conn *c, enum frame_type type, struct buf *b) {
     conn_send(c, type, 0, 0, b->p, b->n);
-    b->n = 0;
+    buf_free(b);
+    c->exec = NULL;
+    c->closing = true;
     flush(c);
 }
 
@@ -69,18 +78,13 @@ void conn_error(struct conn *c, const char *code, int err, const char *stage, co
     struct buf b = {0};
     snprintf(f.stage, sizeof f.stage, "%s", stage);
     error_json(&b, &f, message);
-    c->exec = NULL;
-    c->closing = true;
-    conn_json(c, F_ERROR, &b);
-    buf_free(&b);
+    conn_finish(c, F_ERROR, &b);
 }
 
 void conn_reply(struct conn *c) {
     struct buf b = {0};
     buf_add(&b, "{}", 2);
-    c->closing = true;
-    conn_json(c, F_REPLY, &b);
-    buf_free(&b);
+    conn_finish(c, F_REPLY, &b);
 }
 
 /* One stream's next bytes as a frame; false: nothing to send now. */
@@ -90,10 +94,7 @@ static bool pump_stream(struct conn *c, int i) {
     int stream = c->exec->tty ? S_TTY : S_STDOUT + i;
     uint64_t first = output_first(o);
     if (c->sent[i] < first) {
-        struct buf b = {0};
-        buf_printf(&b, "{\"gap\":%d,\"from\":%llu,\"to\":%llu}", stream, (unsigned long long)c->sent[i], (unsigned long long)first);
-        conn_send(c, F_EVENT, 0, 0, b.p, b.n);
-        buf_free(&b);
+        conn_printf(c, F_EVENT, "{\"gap\":%d,\"from\":%" PRIu64 ",\"to\":%" PRIu64 "}", stream, c->sent[i], first);
         c->sent[i] = first;
     }
     size_t n = output_read(o, c->sent[i], p, sizeof p);
@@ -104,10 +105,8 @@ static bool pump_stream(struct conn *c, int i) {
 }
 
 static void send_begun(struct conn *c) {
-    struct buf b = {0};
-    buf_printf(&b, "{\"id\":\"%s\",\"pid\":%d,\"tty\":%s}", c->exec->id, (int)c->exec->pid, c->exec->tty ? "true" : "false");
-    conn_send(c, F_REPLY, 0, 0, b.p, b.n);
-    buf_free(&b);
+    const struct exec *e = c->exec;
+    conn_printf(c, F_REPLY, "{\"id\":\"%s\",\"pid\":%d,\"tty\":%s}", e->id, (int)e->pid, e->tty ? "true" : "false");
     c->begun = true;
 }
 
@@ -115,10 +114,7 @@ static void send_end(struct conn *c) {
     struct buf b = {0};
     if (c->exec->carry.n) conn_send(c, F_DATA, S_CARRY, 0, c->exec->carry.p, c->exec->carry.n);
     exec_exit_json(&b, c->exec);
-    conn_send(c, F_EXIT, 0, 0, b.p, b.n);
-    buf_free(&b);
-    c->exec = NULL;
-    c->closing = true;
+    conn_finish(c, F_EXIT, &b);
 }
 
 /* A client that does not take the last frames gets no new ones: what waits for it is at most one frame per stream,
@@ -132,8 +128,8 @@ void conn_pump(struct conn *c) {
         const struct exec *e = c->exec;
         if (turns == 32) { c->more = true; return; }
         if (!c->begun) send_begun(c);
-        bool sent = pump_stream(c, 0) | pump_stream(c, 1);
-        if (e->state == E_ENDED && (!sent || (c->sent[0] >= e->final[0] && c->sent[1] >= e->final[1]))) send_end(c);
+        bool out = pump_stream(c, 0), err = pump_stream(c, 1), sent = out || err;
+        if (e->state == E_ENDED && (!sent || (c->sent[0] >= e->final[0] && c->sent[1] >= e->final[1]))) return send_end(c);
         flush(c);
         if (!sent) return;
     }
@@ -149,7 +145,7 @@ static void hand_to_worker(struct conn *c) {
     if (request < 0) return conn_error(c, NULL, errno, "prepare", NULL);
     flush(c); /* our HELLO, before the worker writes: it always fits an empty socket */
     int fds[2] = {request, c->fd};
-    if (!ctl_tell(&(struct ctl){.command = C_SPAWN, .no = 0, .kind = K_FILE}, fds, 2)) return conn_error(c, "limit", errno, "prepare", NULL);
+    if (!ctl_tell(&(struct ctl){.command = C_SPAWN, .kind = K_FILE}, fds, 2)) return conn_error(c, "limit", errno, "prepare", NULL);
     c->dead = true; /* our copy; the worker has its own */
 }
 
@@ -157,10 +153,9 @@ static void answer_ping(struct conn *c) {
     struct buf b = {0};
     buf_printf(&b, "{\"id\":");
     buf_json_string(&b, box.id, strlen(box.id));
-    buf_printf(&b, ",\"version\":%d,\"pid\":%d,\"uptime_ms\":%.0f,\"execs_running\":%d}", PROTOCOL_VERSION, (int)getpid(), now_ms() - box.started, execs_running());
-    c->closing = true;
-    conn_json(c, F_REPLY, &b);
-    buf_free(&b);
+    buf_printf(&b, ",\"version\":%d,\"pid\":%d,\"uptime_ms\":%.0f,\"execs_running\":%d}", PROTOCOL_VERSION, (int)getpid(),
+               now_ms() - box.started, execs_running());
+    conn_finish(c, F_REPLY, &b);
 }
 
 static void ask_usage(struct conn *c) {
@@ -200,12 +195,9 @@ static void dispatch(struct conn *c) {
 }
 
 static void greet(struct conn *c) {
-    struct buf b = {0};
     cleanup_free struct json *r = json_parse(c->payload, c->h.length);
     if (json_num(r, "version", 0) < 1) return conn_error(c, "version", 0, "hello", "this agent speaks version 1");
-    buf_printf(&b, "{\"version\":%d}", PROTOCOL_VERSION);
-    conn_send(c, F_HELLO, 0, 0, b.p, b.n); /* leaves with the answer */
-    buf_free(&b);
+    conn_printf(c, F_HELLO, "{\"version\":%d}", PROTOCOL_VERSION); /* leaves with the answer */
     c->greeted = true;
 }
 

@@ -76,9 +76,10 @@ bool disk_mount(struct fault *f) {
     const struct json *disk = json_get(box.spec, "disk");
     if (!strcmp(box.disk_kind, "dir")) {
         if (!box.disk_path) return fault_set(f, EINVAL, "launch: disk.path is missing");
-        bool own_uid = box.user_mode == USER_UID; /* others do not even learn what files there are, or run a setuid one */
         if (mkdir(box.disk_path, 0700) && errno != EEXIST) return fault_set(f, errno, "make disk directory");
-        if (own_uid && (chown(box.disk_path, 0, box.gid + box.uid_base) || chmod(box.disk_path, 0710))) return fault_set(f, errno, "own disk directory");
+        /* others do not even learn what files there are, or run a setuid one */
+        if (box.user_mode == USER_UID && (chown(box.disk_path, 0, box.gid + box.uid_base) || chmod(box.disk_path, 0710)))
+            return fault_set(f, errno, "own disk directory");
         return disk_make_dirs(box.disk_path, true, f);
     }
     if (strcmp(box.disk_kind, "loop")) return true; /* tmpfs: pid 1 mounts it */
@@ -102,7 +103,8 @@ bool disk_mount_tmpfs(struct fault *f) {
     char point[4200], options[128];
     const struct json *disk = json_get(box.spec, "disk");
     if (strcmp(box.disk_kind, "tmpfs")) return true;
-    snprintf(options, sizeof options, "size=%.0f,nr_inodes=%.0f,mode=0755", json_num(disk, "size", 1 << 30), json_num(disk, "inodes", 65536) + 8);
+    snprintf(options, sizeof options, "size=%.0f,nr_inodes=%.0f,mode=0755", json_num(disk, "size", 1 << 30),
+             json_num(disk, "inodes", 65536) + 8);
     if (mount("tmpfs", disk_point(point, sizeof point), "tmpfs", MS_NOSUID | MS_NODEV, options))
         return fault_set(f, errno, "mount disk");
     return disk_make_dirs(point, false, f);

@@ -1,5 +1,6 @@
 /* Execs: one run of a program, what it wrote, how it ended. All of it outlives the connection that asked for it. */
 #include "keeper.h"
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -155,7 +156,8 @@ void exec_attach(struct conn *c, const struct json *r) {
     if (!e) return conn_error(c, "not_found", 0, "attach", "no exec with this id is remembered");
     double at[2] = {json_num(r, "stdout", 0), json_num(r, "stderr", 0)};
     for (int i = 0; i < 2; i++) {
-        if (at[i] < 0 || at[i] > (double)output_end(&e->output[i])) return conn_error(c, "invalid", 0, "attach", "the offset is beyond what was written");
+        if (at[i] < 0 || at[i] > (double)output_end(&e->output[i]))
+            return conn_error(c, "invalid", 0, "attach", "the offset is beyond what was written");
         c->sent[i] = (uint64_t)at[i];
     }
     c->role = ROLE_EXEC;
@@ -167,10 +169,7 @@ void exec_attach(struct conn *c, const struct json *r) {
 static void reply_to_kill(struct conn *c) {
     struct buf b = {0};
     buf_printf(&b, "{\"running\":%s}", c->was_running ? "true" : "false");
-    c->exec = NULL;
-    c->closing = true;
-    conn_json(c, F_REPLY, &b);
-    buf_free(&b);
+    conn_finish(c, F_REPLY, &b);
 }
 
 static void start_failed(struct exec *e, int err, const char *stage) {
@@ -200,16 +199,17 @@ void exec_spawned(const struct ctl *m) {
 static const char *reason_of(const struct exec *e) {
     bool signaled = WIFSIGNALED(e->status), by_kill = signaled && WTERMSIG(e->status) == SIGKILL;
     if (e->cause && (by_kill || e->graceful)) return e->cause;
-    if ((by_kill || (WIFEXITED(e->status) && WEXITSTATUS(e->status) == 128 + SIGKILL)) && oom_kills() > e->oom_before) return "oom_killed";
+    bool like_kill = by_kill || (WIFEXITED(e->status) && WEXITSTATUS(e->status) == 128 + SIGKILL); /* a shell's word for it */
+    if (like_kill && oom_kills() > e->oom_before) return "oom_killed";
     return signaled ? "signaled" : "exited";
 }
 
 /* Final once the main process is reaped and, if we set out to kill the tree, nobody of it is left. */
 static void settle(struct exec *e) {
     if (e->state != E_EXITED || e->killing) return;
-    for (int i = 0; i < 2; i++)
-        if (e->out[i] >= 0) exec_readable(e, i); /* all it wrote is in the pipe by now */
-    if (e->carry_fd >= 0) exec_readable(e, 3);
+    exec_readable(e, 0); /* all it wrote is in the pipes by now */
+    exec_readable(e, 1);
+    exec_readable(e, 3);
     drop_fd(&e->carry_fd);
     buf_free(&e->input);
     for (int i = 0; i < 2; i++) e->final[i] = e->output[i].total;
@@ -232,7 +232,7 @@ static void exited(struct exec *e, int status, double cpu_ms, uint64_t rss) {
 void exec_exited(const struct ctl *m) {
     struct exec *e = exec_by_no(m->no);
     if (!e) return;
-    if (e->status_fd >= 0) exec_readable(e, 2); /* it may have failed before it became the program */
+    exec_readable(e, 2); /* it may have failed before it became the program */
     if (!(e = exec_by_no(m->no))) return;
     /* a shepherd's status is not its program's, which came before; only its violent end took the program along */
     if (!box.namespaces && e->state <= E_RUNNING && !WIFSIGNALED(m->status)) start_failed(e, ECHILD, "wait");
@@ -299,8 +299,9 @@ static void read_carry(struct exec *e) {
 
 void exec_readable(struct exec *e, int which) {
     static char p[65536];
-    if (which == 2) { read_status(e); return; }
-    if (which == 3) { read_carry(e); return; }
+    if ((which < 2 ? e->out[which] : which == 2 ? e->status_fd : e->carry_fd) < 0) return;
+    if (which == 2) return read_status(e);
+    if (which == 3) return read_carry(e);
     for (int turns = 0; turns < 16; turns++) { /* a flood gets its turn, not the whole loop */
         ssize_t n = RETRY(read(e->out[which], p, sizeof p));
         if (n < 0 && errno == EAGAIN) return;
@@ -315,8 +316,9 @@ void exec_readable(struct exec *e, int which) {
             drop_fd(&e->out[which]);
             return;
         }
-        output_add(&e->output[which], p, (size_t)n);
-        if (e->kill_on_limit && e->output[which].total > e->output[which].limit && e->state <= E_RUNNING) exec_end(e, "output_limit", SIGKILL);
+        struct output *o = &e->output[which];
+        output_add(o, p, (size_t)n);
+        if (e->kill_on_limit && o->total > o->limit && e->state <= E_RUNNING) exec_end(e, "output_limit", SIGKILL);
     }
 }
 
@@ -360,8 +362,9 @@ static void obey_control(struct conn *c, struct exec *e, const struct json *r) {
     if (size && size->child && size->child->next) resize(e, size->child->num, size->child->next->num);
     if (!signal || e->state == E_ENDED) return;
     bool tree = json_bool(r, "tree", false);
+    bool typed = signal == SIGINT || signal == SIGQUIT || signal == SIGTSTP; /* as if by the terminal itself */
     if (signal == SIGKILL) exec_end(e, "cancelled", SIGKILL);
-    else if (!tree && e->tty && (signal == SIGINT || signal == SIGQUIT || signal == SIGTSTP) && e->out[0] >= 0) ioctl(e->out[0], TIOCSIG, signal);
+    else if (!tree && e->tty && typed && e->out[0] >= 0) ioctl(e->out[0], TIOCSIG, signal);
     else ctl_tell(&(struct ctl){.command = C_SIGNAL, .no = e->no, .kind = tree, .signal = signal}, NULL, 0);
 }
 
@@ -429,11 +432,12 @@ void exec_resize_request(struct conn *c, const struct json *r) {
 
 void exec_exit_json(struct buf *b, const struct exec *e) {
     int signal = WIFSIGNALED(e->status) ? WTERMSIG(e->status) : 0;
-    buf_printf(b, "{\"reason\":\"%s\",\"exit_code\":%d,\"signal\":%d,\"duration_ms\":%.3f,\"cpu_ms\":%.3f,\"max_rss_bytes\":%llu,", e->reason,
-               signal ? 128 + signal : WEXITSTATUS(e->status), signal, e->duration_ms, e->cpu_ms, (unsigned long long)e->rss);
-    buf_printf(b, "\"stdout_bytes\":%llu,\"stderr_bytes\":%llu,\"stdout_truncated\":%s,\"stderr_truncated\":%s}", (unsigned long long)e->final[0],
-               (unsigned long long)e->final[1], output_truncated(&e->output[0], e->final[0]) ? "true" : "false",
-               output_truncated(&e->output[1], e->final[1]) ? "true" : "false");
+    const char *cut[2];
+    for (int i = 0; i < 2; i++) cut[i] = output_truncated(&e->output[i], e->final[i]) ? "true" : "false";
+    buf_printf(b, "{\"reason\":\"%s\",\"exit_code\":%d,\"signal\":%d,", e->reason, signal ? 128 + signal : WEXITSTATUS(e->status), signal);
+    buf_printf(b, "\"duration_ms\":%.3f,\"cpu_ms\":%.3f,\"max_rss_bytes\":%" PRIu64 ",", e->duration_ms, e->cpu_ms, e->rss);
+    buf_printf(b, "\"stdout_bytes\":%" PRIu64 ",\"stderr_bytes\":%" PRIu64 ",", e->final[0], e->final[1]);
+    buf_printf(b, "\"stdout_truncated\":%s,\"stderr_truncated\":%s}", cut[0], cut[1]);
 }
 
 void exec_list(struct conn *c) {
@@ -441,14 +445,15 @@ void exec_list(struct conn *c) {
     double now = now_ms();
     buf_printf(&b, "{\"execs\":[");
     for (struct exec *e = keeper.execs; e && b.n < MAX_PAYLOAD - 16384; e = e->next) {
-        buf_printf(&b, "%s{\"id\":\"%s\",\"pid\":%d,\"argv\":%.*s,\"tty\":%s,\"running\":%s,\"started_ms_ago\":%.3f,\"exit\":", e == keeper.execs ? "" : ",", e->id, (int)e->pid,
-                   (int)e->argv.n, e->argv.p, e->tty ? "true" : "false", e->state == E_ENDED ? "false" : "true", now - e->started);
-        if (e->state == E_ENDED) exec_exit_json(&b, e);
+        bool ended = e->state == E_ENDED;
+        buf_printf(&b, "%s{\"id\":\"%s\",\"pid\":%d,\"argv\":", e == keeper.execs ? "" : ",", e->id, (int)e->pid);
+        buf_add(&b, e->argv.p, e->argv.n);
+        buf_printf(&b, ",\"tty\":%s,\"running\":%s,\"started_ms_ago\":%.3f,\"exit\":", e->tty ? "true" : "false", ended ? "false" : "true",
+                   now - e->started);
+        if (ended) exec_exit_json(&b, e);
         else buf_printf(&b, "null");
-        buf_printf(&b, ",\"stdout_bytes\":%llu,\"stderr_bytes\":%llu}", (unsigned long long)e->output[0].total, (unsigned long long)e->output[1].total);
+        buf_printf(&b, ",\"stdout_bytes\":%" PRIu64 ",\"stderr_bytes\":%" PRIu64 "}", e->output[0].total, e->output[1].total);
     }
     buf_printf(&b, "]}");
-    c->closing = true;
-    conn_json(c, F_REPLY, &b);
-    buf_free(&b);
+    conn_finish(c, F_REPLY, &b);
 }

@@ -18,7 +18,7 @@
 #define DEEPEST 128        /* levels of a recursive listing */
 
 static int conn = -1;
-static char chunk[CHUNK];
+static char chunk[CHUNK] __attribute__((aligned(8)));
 
 /* After an error the client may still be sending: reading on lets it see our answer instead of a reset. */
 static void finish(void) {
@@ -66,8 +66,9 @@ static void stat_json(struct buf *b, int dir, const char *name, const char *show
     buf_json_string(b, shown_name, strlen(shown_name));
     buf_printf(b, ",\"path\":");
     buf_json_string(b, shown_path, strlen(shown_path));
-    buf_printf(b, ",\"type\":\"%s\",\"size\":%lld,\"mode\":%u,\"mtime\":%.6f,\"uid\":%u,\"gid\":%u,\"target\":", type_name(st->st_mode), (long long)st->st_size,
-               (unsigned)(st->st_mode & 07777), (double)st->st_mtim.tv_sec + (double)st->st_mtim.tv_nsec / 1e9, (unsigned)st->st_uid, (unsigned)st->st_gid);
+    buf_printf(b, ",\"type\":\"%s\",\"size\":%lld,\"mode\":%u,\"mtime\":%.6f,", type_name(st->st_mode), (long long)st->st_size,
+               (unsigned)(st->st_mode & 07777), (double)st->st_mtim.tv_sec + (double)st->st_mtim.tv_nsec / 1e9);
+    buf_printf(b, "\"uid\":%u,\"gid\":%u,\"target\":", (unsigned)st->st_uid, (unsigned)st->st_gid);
     ssize_t n = S_ISLNK(st->st_mode) ? readlinkat(dir, name, target, sizeof target) : -1;
     if (n >= 0) buf_json_string(b, target, (size_t)n);
     else buf_printf(b, "null");
@@ -98,19 +99,19 @@ static void op_read(const struct json *r) {
     struct stat st;
     struct buf b = {0};
     uint64_t sent = 0;
-    double offset = json_num(r, "offset", 0), length = json_num(r, "length", -1);
+    int64_t offset = json_int(r, "offset", 0, 0, MAX_INT), left = json_int(r, "length", -1, -1, MAX_INT);
+    if (left < 0) left = INT64_MAX;
     int fd = open(path_of(r, "path", path), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
     if (fstat(fd, &st)) refuse(errno, "stat");
     if (S_ISDIR(st.st_mode)) refuse(EISDIR, "open");
     if (!is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
-    if (offset > 0 && lseek(fd, (off_t)offset, SEEK_SET) < 0) refuse(errno, "seek");
+    if (lseek(fd, offset, SEEK_SET) < 0) refuse(errno, "seek");
     buf_printf(&b, "{\"size\":%lld,\"mode\":%u,\"mtime\":%.6f}", (long long)st.st_size, (unsigned)(st.st_mode & 07777),
                (double)st.st_mtim.tv_sec + (double)st.st_mtim.tv_nsec / 1e9);
     if (!frame_json(conn, F_EVENT, &b)) _exit(0);
-    while (length < 0 || (double)sent < length) {
-        size_t want = length < 0 || length - (double)sent > CHUNK ? CHUNK : (size_t)(length - (double)sent);
-        ssize_t n = RETRY(read(fd, chunk, want));
+    for (ssize_t n; left > 0; left -= n) {
+        n = RETRY(read(fd, chunk, left < CHUNK ? (size_t)left : CHUNK));
         if (n < 0) refuse(errno, "read");
         if (!n) break;
         if (!frame_write(conn, F_DATA, S_FILE, (uint64_t)offset + sent, chunk, (size_t)n)) _exit(0);
@@ -177,7 +178,7 @@ static void append_file(const struct json *r, const char *path, mode_t mode) {
 static void op_write(const struct json *r) {
     char path[PATH_MAX], real[PATH_MAX], temporary[PATH_MAX + 40];
     struct stat st;
-    double given = json_num(r, "mode", -1);
+    int64_t given = json_int(r, "mode", -1, -1, 07777);
     mode_t mode = given < 0 ? 0644 : (mode_t)given & 0777;
     path_of(r, "path", path);
     if (json_bool(r, "parents", true) && !make_parents(path)) refuse(errno, "mkdir");
@@ -197,8 +198,8 @@ static void op_write(const struct json *r) {
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) refuse(errno, "open");
     receive_file(fd, temporary);
-    bool moved = !fchmod(fd, mode) && !(json_bool(r, "exclusive", false) ? link(temporary, path) || unlink(temporary) : rename(temporary, path));
-    if (!moved) {
+    bool exclusive = json_bool(r, "exclusive", false);
+    if (fchmod(fd, mode) || (exclusive ? link(temporary, path) || unlink(temporary) : rename(temporary, path))) {
         int err = errno;
         unlink(temporary);
         refuse(err, "rename");
@@ -261,57 +262,59 @@ static bool set_mode(const char *path, mode_t mode) {
 static void op_mkdir(const struct json *r) {
     char path[PATH_MAX];
     struct stat st;
-    struct buf b = {0};
     bool parents = json_bool(r, "parents", true);
-    mode_t mode = (mode_t)json_num(r, "mode", 0755) & 0777;
+    mode_t mode = (mode_t)json_int(r, "mode", 0755, 0, 07777) & 0777;
     path_of(r, "path", path);
     if (parents && !make_parents(path)) refuse(errno, "mkdir");
     if (mkdir(path, mode)) {
         int err = errno;
         if (!parents || stat(path, &st) || !S_ISDIR(st.st_mode)) refuse(err, "mkdir");
     } else if (!set_mode(path, mode)) refuse(errno, "chmod");
-    reply(&b);
+    reply(&(struct buf){0});
 }
 
 static void op_move(const struct json *r) {
     char from[PATH_MAX], to[PATH_MAX];
-    struct buf b = {0};
     path_of(r, "from", from);
     path_of(r, "to", to);
-    if (syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, json_bool(r, "overwrite", true) ? 0 : 1 /* NOREPLACE */)) refuse(errno, "rename"); /* older musl has no function for it */
-    reply(&b);
+    unsigned flags = json_bool(r, "overwrite", true) ? 0 : 1 /* NOREPLACE */;
+    if (syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, flags)) refuse(errno, "rename"); /* older musl has no function for it */
+    reply(&(struct buf){0});
 }
 
 static void op_remove(const struct json *r) {
     char path[PATH_MAX];
-    struct buf b = {0};
     struct stat st;
     path_of(r, "path", path);
     if (lstat(path, &st)) refuse(errno, "remove");
     bool ok = S_ISDIR(st.st_mode) ? (json_bool(r, "recursive", false) ? remove_tree(AT_FDCWD, path) : !rmdir(path)) : !unlink(path);
     if (!ok) refuse(errno, "remove");
-    reply(&b);
+    reply(&(struct buf){0});
 }
 
 static void op_chmod(const struct json *r) {
     char path[PATH_MAX];
-    struct buf b = {0};
-    if (!set_mode(path_of(r, "path", path), (mode_t)json_num(r, "mode", 0644) & 0777)) refuse(errno, "chmod");
-    reply(&b);
+    if (!set_mode(path_of(r, "path", path), (mode_t)json_int(r, "mode", 0644, 0, 07777) & 0777)) refuse(errno, "chmod");
+    reply(&(struct buf){0});
 }
 
 static void op_symlink(const struct json *r) {
     char path[PATH_MAX];
-    struct buf b = {0};
     const char *target = json_str(r, "target");
     if (!target || !*target) refuse_as("invalid", "symlink", "the target is missing, empty or has a NUL byte");
     if (symlink(target, path_of(r, "path", path))) refuse(errno, "symlink");
-    reply(&b);
+    reply(&(struct buf){0});
 }
 
 #define MAX_WATCHES 8192
-static struct { int wd; char *path; } *watches;
-static int nwatches;
+#define CHANGES (IN_CREATE | IN_CLOSE_WRITE | IN_MODIFY | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_ATTRIB | IN_DELETE_SELF)
+static struct watch { int wd; char *path; } watches[MAX_WATCHES]; /* no path: a free place */
+
+static struct watch *find_watch(int wd) {
+    for (struct watch *w = watches; w < watches + MAX_WATCHES; w++)
+        if (wd < 0 ? !w->path : w->path && w->wd == wd) return w;
+    return NULL;
+}
 
 /* Opened first: Landlock does not check what is watched, but what is opened. */
 static int watch_path(int fd, const char *real, bool follow) {
@@ -319,25 +322,27 @@ static int watch_path(int fd, const char *real, bool follow) {
     cleanup_fd int at = open(real, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW));
     if (at < 0) return -1;
     snprintf(path, sizeof path, "/proc/self/fd/%d", at);
-    return inotify_add_watch(fd, path, IN_CREATE | IN_CLOSE_WRITE | IN_MODIFY | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_ATTRIB | IN_DELETE_SELF | IN_EXCL_UNLINK);
+    return inotify_add_watch(fd, path, CHANGES | IN_EXCL_UNLINK);
 }
 
 static void add_watch(int fd, const char *real, const char *shown, bool recursive, int depth) {
-    int wd = nwatches < MAX_WATCHES ? watch_path(fd, real, !depth) : -1;
+    struct watch *free_place = find_watch(-1), *w;
+    int wd = free_place ? watch_path(fd, real, !depth) : -1;
     if (wd < 0) {
         if (!depth) refuse(errno, "watch");
         return;
     }
-    watches = xrealloc(watches, (size_t)(nwatches + 1) * sizeof *watches);
-    watches[nwatches].wd = wd;
-    watches[nwatches++].path = strdup(shown);
+    if (!(w = find_watch(wd))) w = free_place; /* there already: it was moved */
+    free(w->path);
+    *w = (struct watch){wd, strdup(shown)};
     DIR *d = recursive && depth < DEEPEST ? opendir(real) : NULL;
     for (struct dirent *e; d && (e = readdir(d));) {
         char sub[PATH_MAX], name[PATH_MAX];
         struct stat st;
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISDIR(st.st_mode)) continue;
-        if (snprintf(sub, sizeof sub, "%s/%s", real, e->d_name) < PATH_MAX && snprintf(name, sizeof name, "%s%s/", shown, e->d_name) < PATH_MAX)
-            add_watch(fd, sub, name, true, depth + 1);
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+        if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISDIR(st.st_mode)) continue;
+        if (snprintf(sub, sizeof sub, "%s/%s", real, e->d_name) >= PATH_MAX) continue;
+        if (snprintf(name, sizeof name, "%s%s/", shown, e->d_name) < PATH_MAX) add_watch(fd, sub, name, true, depth + 1);
     }
     if (d) closedir(d);
 }
@@ -350,11 +355,12 @@ static const char *change_name(uint32_t mask) {
 static void report_change(int fd, const char *root, const struct inotify_event *e, bool recursive) {
     struct buf b = {0};
     char shown[PATH_MAX], real[PATH_MAX];
-    const char *prefix = "";
-    for (int i = 0; i < nwatches; i++)
-        if (watches[i].wd == e->wd) prefix = watches[i].path;
-    if (e->mask & IN_IGNORED) return;
-    if (snprintf(shown, sizeof shown, "%s%s", prefix, e->len ? e->name : "") >= PATH_MAX) return;
+    struct watch *w = e->wd >= 0 ? find_watch(e->wd) : NULL;
+    if (e->mask & IN_IGNORED) { /* what was watched is gone; its place is free */
+        if (w) free(w->path), w->path = NULL;
+        return;
+    }
+    if (snprintf(shown, sizeof shown, "%s%s", w ? w->path : "", e->len ? e->name : "") >= PATH_MAX) return;
     buf_printf(&b, "{\"change\":\"%s\",\"path\":", change_name(e->mask));
     buf_json_string(&b, shown, strlen(shown));
     buf_printf(&b, ",\"dir\":%s}", e->mask & IN_ISDIR ? "true" : "false");

@@ -110,7 +110,9 @@ static void reap(void) {
             if (!t->alive || t->pid != pid) continue;
             t->alive = false;
             if (!box.namespaces) t->pid = 0;
-            tell(&(struct ctl){.command = C_EXITED, .no = t->no, .pid = pid, .status = status, .cpu_ms = cpu_ms(&u), .rss = (uint64_t)u.ru_maxrss * 1024}, NULL, 0);
+            struct ctl m = {.command = C_EXITED, .no = t->no, .status = status, .cpu_ms = cpu_ms(&u)};
+            m.rss = (uint64_t)u.ru_maxrss * 1024;
+            tell(&m, NULL, 0);
         }
     }
 }
@@ -164,8 +166,8 @@ static void make_socket(const struct ctl *m) {
     const struct sockaddr *a = m->kind == 2 ? (struct sockaddr *)&a6 : (struct sockaddr *)&a4;
     socklen_t n = m->kind == 2 ? sizeof a6 : sizeof a4;
     int on = 1;
-    cleanup_fd int s = box.namespaces ? socket(m->kind == 2 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0) : (errno = EOPNOTSUPP, -1);
-    if (s < 0) reply.err = errno;
+    cleanup_fd int s = box.namespaces ? socket(a->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0) : -1;
+    if (s < 0) reply.err = box.namespaces ? errno : EOPNOTSUPP;
     else if (m->kind == 1) {
         setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
         if (bind(s, a, n) || listen(s, 64)) reply.err = errno;
@@ -219,8 +221,9 @@ static void __attribute__((noreturn)) loop(void) {
  * UTS and cgroup ones are made per exec. In front of the user who runs a server without root: inotify. */
 static void limit_namespace(int proc_fd) {
     static const struct { const char *name, *value; } limits[] = {
-        {"max_inotify_instances", "32"}, {"max_inotify_watches", "16384"}, {"max_fanotify_groups", "0"}, {"max_user_namespaces", "0"},
-        {"max_pid_namespaces", "0"}, {"max_mnt_namespaces", "0"}, {"max_net_namespaces", "0"}, {"max_ipc_namespaces", "0"}, {"max_time_namespaces", "0"}};
+        {"max_inotify_instances", "32"}, {"max_inotify_watches", "16384"}, {"max_fanotify_groups", "0"},
+        {"max_user_namespaces", "0"}, {"max_pid_namespaces", "0"}, {"max_mnt_namespaces", "0"}, {"max_net_namespaces", "0"},
+        {"max_ipc_namespaces", "0"}, {"max_time_namespaces", "0"}};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         char path[64];
         snprintf(path, sizeof path, "sys/user/%s", limits[i].name);

@@ -21,10 +21,9 @@ static void skip_space(struct reader *r) {
 static int hex4(const char *p) {
     int v = 0;
     for (int i = 0; i < 4; i++) {
-        char c = p[i];
-        int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-        if (d < 0) return -1;
-        v = v * 16 + d;
+        const char *digits = "0123456789abcdef0123456789ABCDEF", *d = memchr(digits, p[i], 32);
+        if (!d) return -1;
+        v = v * 16 + (int)((d - digits) & 15);
     }
     return v;
 }
@@ -32,8 +31,12 @@ static int hex4(const char *p) {
 static char *put_utf8(char *out, unsigned c) {
     if (c < 0x80) *out++ = (char)c;
     else if (c < 0x800) { *out++ = (char)(0xc0 | c >> 6); *out++ = (char)(0x80 | (c & 63)); }
-    else if (c < 0x10000) { *out++ = (char)(0xe0 | c >> 12); *out++ = (char)(0x80 | (c >> 6 & 63)); *out++ = (char)(0x80 | (c & 63)); }
-    else { *out++ = (char)(0xf0 | c >> 18); *out++ = (char)(0x80 | (c >> 12 & 63)); *out++ = (char)(0x80 | (c >> 6 & 63)); *out++ = (char)(0x80 | (c & 63)); }
+    else {
+        if (c < 0x10000) *out++ = (char)(0xe0 | c >> 12);
+        else { *out++ = (char)(0xf0 | c >> 18); *out++ = (char)(0x80 | (c >> 12 & 63)); }
+        *out++ = (char)(0x80 | (c >> 6 & 63));
+        *out++ = (char)(0x80 | (c & 63));
+    }
     return out;
 }
 

@@ -48,9 +48,7 @@ static void counted(const struct ctl *m) {
         if (c->role != ROLE_USAGE || c->ticket != m->no) continue;
         struct buf b = {0};
         usage_json(&b, keeper.disk_fd, m->status, m->cpu_ms, m->rss);
-        c->closing = true;
-        conn_json(c, F_REPLY, &b);
-        buf_free(&b);
+        conn_finish(c, F_REPLY, &b);
     }
 }
 
@@ -80,13 +78,11 @@ static void end_processes(void) {
 }
 
 static void shut_down(struct conn *asked) {
-    struct buf b = {0};
     drop_fd(&keeper.listener);
     end_processes();
     drop_fd(&keeper.disk_fd); /* the last that holds the disk */
     box_remove();
-    buf_add(&b, "{}", 2);
-    if (asked) conn_json(asked, F_REPLY, &b);
+    if (asked) conn_reply(asked);
     _exit(0);
 }
 
@@ -158,7 +154,7 @@ static void serve(const struct watch *w, short events) {
     case W_EXEC:
         if (!exec_known(e)) break; /* released by an earlier event of this round */
         if (w->which == 0 && e->tty && (events & POLLOUT)) exec_flush_input(e);
-        if ((events & ~POLLOUT) && (w->which < 2 ? e->out[w->which] : w->which == 2 ? e->status_fd : e->carry_fd) >= 0) exec_readable(e, w->which);
+        if (events & ~POLLOUT) exec_readable(e, w->which);
         break;
     case W_INPUT:
         if (exec_known(e)) exec_flush_input(e);
@@ -186,7 +182,7 @@ static void reap(void) {
     }
 }
 
-static void loop(void) {
+static void __attribute__((noreturn)) loop(void) {
     for (;;) {
         gather();
         double at = next_event(), now = now_ms();
@@ -223,11 +219,11 @@ void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
         sweep_open(-1);
     }
     struct buf b = {0};
-    buf_printf(&b, "{\"pid\":%d,\"init\":%d,\"uid_base\":%u,\"started_ms\":%.3f}", (int)getpid(), (int)init, box.uid_base, now_ms() - box.started);
+    buf_printf(&b, "{\"pid\":%d,\"init\":%d,\"uid_base\":%u,\"started_ms\":%.3f}", (int)getpid(), (int)init, box.uid_base,
+               now_ms() - box.started);
     bool answered = frame_json(launcher, F_REPLY, &b);
     buf_free(&b);
     close(launcher);
     if (!answered) shut_down(NULL); /* whoever asked is gone: a box nobody knows of must not live */
     loop();
-    _exit(0);
 }

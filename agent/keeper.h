@@ -88,7 +88,8 @@ int memfd_with(const char *text, size_t n); /* -1: see errno */
 void conn_readable(struct conn *c);
 void conn_pump(struct conn *c);           /* moves output towards the client as far as it takes it */
 void conn_send(struct conn *c, enum frame_type type, int stream, uint64_t offset, const void *p, size_t n);
-void conn_json(struct conn *c, enum frame_type type, struct buf *b);
+void conn_printf(struct conn *c, enum frame_type type, const char *fmt, ...) __attribute__((format(printf, 3, 4))); /* short */
+void conn_finish(struct conn *c, enum frame_type type, struct buf *b); /* the last frame; frees b */
 void conn_error(struct conn *c, const char *code, int err, const char *stage, const char *message);
 void conn_reply(struct conn *c);          /* REPLY {} and close */
 void conn_free(struct conn *c);

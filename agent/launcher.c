@@ -58,7 +58,7 @@ static pid_t start_init(int ctl, struct fault *f) {
     unsigned long flags = SIGCHLD;
     bool ranged = box.namespaces && box.user_mode == USER_RANGE;
     if (ranged) act_as(box.uid_base, SECBIT_NO_SETUID_FIXUP); /* keeping our capabilities */
-    if (box.namespaces) flags |= CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
+    if (box.namespaces) flags |= ALL_NAMESPACES;
     pid_t pid = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
     if (!pid) init_main(ctl);
     if (pid < 0) fault_set(f, errno, "clone");
@@ -74,7 +74,8 @@ static bool await_init(int ctl, int *disk_fd, struct fault *f) {
     struct timeval patience = {15, 0}; /* a file system of the host may hang */
     int nfds = 1;
     setsockopt(ctl, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    if (!send_fds(ctl, &m, sizeof m, NULL, 0) || recv_fds(ctl, &m, sizeof m, disk_fd, &nfds) != sizeof m) return fault_set(f, ECHILD, "pid 1 ended during set-up");
+    if (!send_fds(ctl, &m, sizeof m, NULL, 0) || recv_fds(ctl, &m, sizeof m, disk_fd, &nfds) != sizeof m)
+        return fault_set(f, ECHILD, "pid 1 ended during set-up");
     if (!nfds) *disk_fd = -1;
     if (m.command == C_READY) return true;
     m.stage[sizeof m.stage - 1] = 0;

@@ -103,6 +103,7 @@ void net_socketed(const struct ctl *m, int fd) {
     struct conn *c = keeper.conns;
     while (c && (c->ticket != m->no || (c->role != ROLE_DIAL && c->role != ROLE_LISTEN))) c = c->next;
     if (!c) { if (fd >= 0) close(fd); return; }
+    if (!m->err && fd < 0) return conn_error(c, "limit", EMFILE, "connect", NULL); /* it came, and there was no room for it */
     if (m->err) return conn_error(c, m->err == EADDRINUSE ? "busy" : NULL, m->err, m->kind == 1 ? "listen" : "connect", NULL);
     if (m->kind == 1) {
         c->listener = fd;
@@ -128,14 +129,11 @@ void net_accept(struct conn *c) {
     if (fd < 0) return;
     for (size_t i = 0; i < sizeof keeper.pending / sizeof *keeper.pending; i++) {
         if (keeper.pending[i].expires > 0) continue;
-        struct buf b = {0};
         keeper.pending[i].fd = fd;
         keeper.pending[i].id = ++keeper.next_stream;
         keeper.pending[i].expires = now_ms() + 10000;
-        buf_printf(&b, "{\"stream\":%u}", keeper.next_stream);
-        conn_json(c, F_EVENT, &b);
-        buf_free(&b);
-        return;
+        conn_printf(c, F_EVENT, "{\"stream\":%u}", keeper.next_stream);
+        return conn_pump(c);
     }
     close(fd); /* 64 wait already: the host does not keep up */
 }

@@ -21,8 +21,6 @@ static bool say(struct finding *f, const char *stage) {
     return false;
 }
 
-#define ALL_NAMESPACES (CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
-
 static bool put(const char *path, const char *text) {
     cleanup_fd int fd = open(path, O_WRONLY | O_CLOEXEC);
     return fd >= 0 && write(fd, text, strlen(text)) >= 0;

@@ -21,7 +21,8 @@ int signal_number(const char *name) {
     static const struct { const char *name; int number; } known[] = {
         {"HUP", SIGHUP}, {"INT", SIGINT}, {"QUIT", SIGQUIT}, {"ILL", SIGILL}, {"ABRT", SIGABRT}, {"KILL", SIGKILL},
         {"USR1", SIGUSR1}, {"SEGV", SIGSEGV}, {"USR2", SIGUSR2}, {"PIPE", SIGPIPE}, {"ALRM", SIGALRM}, {"TERM", SIGTERM},
-        {"CHLD", SIGCHLD}, {"CONT", SIGCONT}, {"STOP", SIGSTOP}, {"TSTP", SIGTSTP}, {"TTIN", SIGTTIN}, {"TTOU", SIGTTOU}, {"WINCH", SIGWINCH}};
+        {"CHLD", SIGCHLD}, {"CONT", SIGCONT}, {"STOP", SIGSTOP}, {"TSTP", SIGTSTP}, {"TTIN", SIGTTIN}, {"TTOU", SIGTTOU},
+        {"WINCH", SIGWINCH}};
     if (!name) return 0;
     if (!strncmp(name, "SIG", 3)) name += 3;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -53,7 +54,8 @@ static char **environment(const struct json *env, struct fault *f) {
     for (const struct json *j = env ? env->child : NULL; j; j = j->next) n++;
     char **list = xrealloc(NULL, (n + 1) * sizeof *list), **p = list;
     for (const struct json *j = env ? env->child : NULL; j; j = j->next) {
-        if (j->type != J_STR || strlen(j->str) != j->len || !*j->key || strlen(j->key) != j->key_len || strchr(j->key, '=')) return fault_set(f, EINVAL, "env"), NULL;
+        bool named = j->key && *j->key && strlen(j->key) == j->key_len && !strchr(j->key, '=');
+        if (!named || j->type != J_STR || strlen(j->str) != j->len) return fault_set(f, EINVAL, "env"), NULL;
         const char *value = mapped(j->str);
         size_t room = strlen(j->key) + strlen(value) + 2;
         *p = xrealloc(NULL, room);
@@ -66,10 +68,12 @@ static char **environment(const struct json *env, struct fault *f) {
 /* A terminal from the box's own devpts; the keeper gets the other end. */
 static bool open_terminal(const struct json *request, int stdio[3], struct fault *f) {
     int zero = 0, number;
-    struct winsize size = {.ws_row = (unsigned short)json_num(request, "rows", 24), .ws_col = (unsigned short)json_num(request, "cols", 80)};
+    struct winsize size = {.ws_row = (unsigned short)json_int(request, "rows", 24, 0, UINT16_MAX)};
+    size.ws_col = (unsigned short)json_int(request, "cols", 80, 0, UINT16_MAX);
     cleanup_fd int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
     char path[32];
-    if (master < 0 || ioctl(master, TIOCSPTLCK, &zero) || ioctl(master, TIOCGPTN, &number)) return fault_set(f, errno, "open terminal");
+    if (master < 0 || ioctl(master, TIOCSPTLCK, &zero) || ioctl(master, TIOCGPTN, &number))
+        return fault_set(f, errno, "open terminal");
     snprintf(path, sizeof path, "/dev/pts/%d", number);
     int slave = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (slave < 0) return fault_set(f, errno, "open %s", path);

@@ -8,6 +8,7 @@
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 
 #ifndef MOUNT_ATTR_RDONLY
@@ -36,7 +37,9 @@ static bool restrict_mount(const char *path, uint64_t attrs) {
     struct attr a = {.set = attrs};
     if (!syscall(SYS_mount_setattr, AT_FDCWD, path, AT_RECURSIVE, &a, sizeof a)) return true;
     if (errno != ENOSYS) return false;
-    unsigned long flags = MS_BIND | MS_REMOUNT; /* before 5.12: the top mount only */
+    struct statvfs now;
+    unsigned long flags = MS_BIND | MS_REMOUNT; /* before 5.12: the top mount only, and what is set must be said again */
+    if (!statvfs(path, &now)) flags |= now.f_flag & (ST_RDONLY | ST_NOSUID | ST_NODEV | ST_NOEXEC);
     if (attrs & MOUNT_ATTR_RDONLY) flags |= MS_RDONLY;
     if (attrs & MOUNT_ATTR_NOSUID) flags |= MS_NOSUID;
     if (attrs & MOUNT_ATTR_NODEV) flags |= MS_NODEV;
@@ -81,8 +84,9 @@ static bool do_tmpfs(const struct json *m, const char *to, struct fault *f) {
 static bool do_mask(const char *to, struct fault *f) {
     struct stat st;
     if (stat(to, &st)) return true;
-    int failed = S_ISDIR(st.st_mode) ? mount("tmpfs", to, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,nr_inodes=2,mode=0555")
-                                     : mount("/dev/null", to, NULL, MS_BIND, NULL);
+    unsigned long flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
+    bool dir = S_ISDIR(st.st_mode);
+    int failed = dir ? mount("tmpfs", to, "tmpfs", flags, "size=4k,nr_inodes=2,mode=0555") : mount("/dev/null", to, NULL, MS_BIND, NULL);
     return !failed || fault_set(f, errno, "mask %.40s", to + strlen(root));
 }
 
@@ -101,13 +105,15 @@ static bool do_mount(const struct json *m, struct fault *f) {
     if (!strcmp(type, "proc"))
         return !mount("proc", to, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2") || fault_set(f, errno, "mount proc");
     if (!strcmp(type, "devpts"))
-        return !mount("devpts", to, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64") || fault_set(f, errno, "mount devpts");
+        return !mount("devpts", to, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64") ||
+               fault_set(f, errno, "mount devpts");
     if (!strcmp(type, "mask")) return do_mask(to, f);
     if (!strcmp(type, "ro")) {
         struct stat st;
         if (stat(to, &st)) return true;
         if (mount(to, to, NULL, MS_BIND | MS_REC, NULL)) return fault_set(f, errno, "bind %.40s", where);
-        return restrict_mount(to, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC) || fault_set(f, errno, "ro %.40s", where);
+        return restrict_mount(to, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC) ||
+               fault_set(f, errno, "ro %.40s", where);
     }
     return fault_set(f, EINVAL, "launch: mount type %.20s", type);
 }
@@ -128,7 +134,8 @@ static bool bring_up_loopback(struct fault *f) {
  * unreadable file would otherwise vanish from pid 1's sight, and outlive a kill. -1: use /proc. */
 static int private_proc(void) {
     cleanup_fd int fs = (int)syscall(SYS_fsopen, "proc", 1 /* CLOEXEC */);
-    if (fs < 0 || syscall(SYS_fsconfig, fs, 1 /* SET_STRING */, "hidepid", "0", 0) || syscall(SYS_fsconfig, fs, 6 /* CREATE */, NULL, NULL, 0)) return -1;
+    if (fs < 0 || syscall(SYS_fsconfig, fs, 1 /* SET_STRING */, "hidepid", "0", 0)) return -1;
+    if (syscall(SYS_fsconfig, fs, 6 /* CREATE */, NULL, NULL, 0)) return -1;
     return (int)syscall(SYS_fsmount, fs, 1 /* CLOEXEC */, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
 }
 

@@ -86,8 +86,8 @@ static bool read_stat(pid_t pid, struct seen *p) {
     char *rest = strrchr(text, ')'); /* the name before it may hold anything */
     unsigned long user, sys;
     int parent;
-    if (!rest || sscanf(rest + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %ld %*d %*u %*u %ld", &p->state, &parent, &user, &sys, &p->threads, &p->pages) != 6)
-        return false;
+    static const char form[] = " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %ld %*d %*u %*u %ld";
+    if (!rest || sscanf(rest + 1, form, &p->state, &parent, &user, &sys, &p->threads, &p->pages) != 6) return false;
     p->parent = parent;
     p->ticks = user + sys;
     return true;

@@ -21,8 +21,10 @@ static bool empty_dir(int dir, int top, int depth, bool *moved) {
         if (depth >= DEEPEST) {
             char name[40];
             snprintf(name, sizeof name, ".capsule-rm-%d-%d", (int)getpid(), counter++);
-            if (renameat(dirfd(d), e->d_name, top, name)) ok = false;
-            else *moved = true;
+            bool up = !renameat(dirfd(d), e->d_name, top, name);
+            if (!up && errno == EACCES && !fchmodat(dirfd(d), e->d_name, 0700, 0)) up = !renameat(dirfd(d), e->d_name, top, name);
+            if (up) *moved = true;
+            else ok = false;
             continue;
         }
         int sub = openat(dirfd(d), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

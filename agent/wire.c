@@ -100,20 +100,17 @@ ssize_t recv_fds(int sock, void *msg, size_t n, int *fds, int *nfds) {
     union { struct cmsghdr h; char space[CMSG_SPACE(sizeof(int) * 8)]; } control;
     struct iovec v = {msg, n};
     struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
-    int room = nfds ? *nfds : 0, got = 0;
+    int room = nfds ? *nfds : 0, all[8] = {0};
     if (nfds) *nfds = 0;
     ssize_t r = RETRY(recvmsg(sock, &m, MSG_CMSG_CLOEXEC));
-    if (r < 0) return r;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-        int count = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int)), all[8];
-        memcpy(all, CMSG_DATA(c), sizeof(int) * (size_t)count);
-        for (int i = 0; i < count; i++) {
-            if (got < room) fds[got++] = all[i];
-            else close(all[i]);
-        }
+    struct cmsghdr *c = r < 0 ? NULL : CMSG_FIRSTHDR(&m);
+    if (!c || c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) return r;
+    int count = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    memcpy(all, CMSG_DATA(c), sizeof(int) * (size_t)count);
+    for (int i = 0; i < count; i++) {
+        if (i < room) fds[(*nfds)++] = all[i];
+        else close(all[i]);
     }
-    if (nfds) *nfds = got;
     return r;
 }
 
