@@ -217,8 +217,10 @@ class Uploading(Acts):
         (answer,) = await self.interrupted(self.upload())
         await restart(self.machine)
         await self.resident.counts_on(self.http)
-        content = (await self.http.get(self.path)).content
-        assert content in (OLD, NEW), "whole, or as it was"
+        read = await self.http.get(self.path)
+        assert read.status_code == 200, read.text
+        content = read.content
+        assert content in (OLD, NEW), f"whole, or as it was: {len(content)} bytes"
         if not isinstance(answer, Lost) and answer.status_code == 200:
             assert content == NEW, "what was acknowledged is there"
         names = await execute(self.http, self.resident.id, ["ls", "-A"])
