@@ -22,6 +22,10 @@ from capsule.providers.local.skeleton import DEVICES, SYSTEM_DIRS, copied_paths
 
 UID = GID = 1000
 
+# What else a user without cgroups may start later, other sandboxes above all, before a program
+# that forks is made to wait for it.
+NEIGHBOURS = 4096
+
 # What the kernel tells every process in /proc about the host, its devices and its other users.
 # Most is readable by root alone; a mask holds even where that is not so.
 MASKED = (
@@ -177,7 +181,7 @@ def rlimits(level: Isolation, limits: Limits, facts: Facts, backing: str) -> dic
         values["nproc"] = limits.processes + (0 if facts.uid_ranges else 1)
     elif counts_tasks(level, facts):
         # The kernel counts all that this user runs: too much for one box, but a bomb has an end.
-        values["nproc"] = limits.processes + own_tasks()
+        values["nproc"] = limits.processes + own_tasks() + NEIGHBOURS
     if backing == "tmpfs" or not facts.cgroups.enforces("memory"):
         values["data"] = limits.memory  # per process: the next best thing
     return values
