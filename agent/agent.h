@@ -162,7 +162,7 @@ void program_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
 void shepherd_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
 int signal_number(const char *name); /* "KILL", "SIGKILL"; 0: unknown */
 /* What a starting program tells the keeper. READY: all is done but execve, which closes the socket; only then is that no
- * sign of an early death. TERMINAL carries its descriptor. RUNNING and EXITED come from a shepherd. */
+ * sign of an early death. TERMINAL carries its descriptor. RUNNING (status: the pid) and EXITED come from a shepherd. */
 enum status_kind { ST_FAILED, ST_TERMINAL, ST_READY, ST_RUNNING, ST_EXITED };
 struct status_message { int32_t kind, err, status; char stage[48]; double cpu_ms; uint64_t rss; };
 

@@ -193,7 +193,7 @@ void exec_spawned(const struct ctl *m) {
     struct exec *e = exec_by_no(m->no);
     if (!e) return;
     if (m->err) start_failed(e, m->err, "fork");
-    else e->pid = m->pid;
+    else if (box.namespaces) e->pid = m->pid; /* else it is the shepherd's */
 }
 
 static const char *reason_of(const struct exec *e) {
@@ -274,6 +274,7 @@ static void read_status(struct exec *e) {
         ssize_t n = recv_fds(e->status_fd, &m, sizeof m, &fd, &nfds);
         if (n < 0 && errno == EAGAIN) return;
         if (n != sizeof m) drop_fd(&e->status_fd); /* closed by execve or an early end */
+        if (n == sizeof m && m.kind == ST_RUNNING) e->pid = m.status;
         if ((n != sizeof m || m.kind == ST_RUNNING) && !started(e)) return;
         if (n != sizeof m) return;
         m.stage[sizeof m.stage - 1] = 0;

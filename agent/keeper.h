@@ -15,7 +15,7 @@ struct exec {
     struct exec *next;
     char id[65];
     uint32_t no;
-    pid_t pid;
+    pid_t pid;                    /* of the program, as pid 1 sees it; 0: not known yet */
     enum { E_STARTING, E_RUNNING, E_EXITED, E_ENDED } state; /* exited: its main process is; ended: the exit is final */
     bool tty, ready, killing, graceful, kill_on_limit, stdin_eof; /* graceful: a signal with a grace was sent */
     const char *cause;            /* why we killed it; NULL: we did not */
@@ -104,5 +104,6 @@ void net_socketed(const struct ctl *m, int fd);
 void net_connected(struct conn *c);
 void net_accept(struct conn *c);
 void net_tick(double now);
+void net_pump(int a, int b) __attribute__((noreturn)); /* carries bytes both ways until both are done */
 
 #endif

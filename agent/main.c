@@ -3,8 +3,9 @@
  * Theory of operation. Four kinds of process, one binary, no execve between them:
  *
  *   launcher   started once by the server, host namespaces. Forks a keeper per launch. Ends with the server.
- *   keeper     one per box, outside of it. Sets up uids, cgroups and disk, clones pid 1, then serves the box's
- *              socket: reads programs' pipes, keeps output, enforces timeouts. No child of the server: it lives on.
+ *   keeper     one per box, outside of it. Sets up uids, cgroups and disk, clones pid 1, gives up what it needs no more
+ *              (see confine_keeper), then serves the box's socket: reads programs' pipes, keeps output, enforces
+ *              timeouts. No child of the server: it lives on. Byte streams into the box have a child of it each (net.c).
  *   pid 1      one per box, inside: user, pid, mount, net, ipc, uts and cgroup namespaces of its own. Builds the root,
  *              pivots into it, then only forks, reaps, and kills trees, as the keeper says over a socketpair (ctl).
  *   children   of pid 1: programs (fork, confine, execve) and file workers (fork, confine, one file operation).
@@ -18,7 +19,8 @@
  * and exits. Program's client leaves: nothing. Timeout: pid 1 kills every process of the exec (see sweep.c).
  *
  * Without namespaces (level landlock) pid 1 is an ordinary process, each program has a shepherd above it, and
- * Landlock is applied per program.
+ * Landlock is applied per program. All three of ours are subreapers: what loses its parent comes to one of them, and
+ * whoever of them is left when the box ends hunts down the rest.
  *
  * The wire is described in spec/agent-protocol.md, the launch in spec/launch.md.
  */

@@ -28,7 +28,7 @@ static void move_bytes(struct pipe_half *h) {
 
 /* A side that has hung up takes nothing more, but what it sent before is still passed on. Once that is so, we look at it no
  * more: poll would say it again and again. */
-static void pump(int a, int b) {
+void net_pump(int a, int b) {
     static struct pipe_half h[2];
     bool gone[2] = {false, false};
     h[0].from = h[1].to = a;
@@ -66,7 +66,7 @@ static void start_pump(struct conn *c) {
         set_nonblocking(c->fd, false);
         conn_send(c, F_REPLY, 0, 0, "{}", 2);
         if (!write_full(c->fd, c->out.p + c->out_at, c->out.n - c->out_at)) _exit(0);
-        pump(c->fd, c->peer);
+        net_pump(c->fd, c->peer);
     }
     keeper.npumps++;
     c->dead = true;

@@ -159,7 +159,7 @@ void shepherd_main(const int fds[FD_ROLES], int nfds) {
         if (i != FD_STATUS) close(fds[i]);
     (void)!RETRY(read(gate[0], &byte, 1)); /* the end of it: execve happened, or the child is gone */
     close(gate[0]);
-    struct status_message m = {.kind = ST_RUNNING};
+    struct status_message m = {.kind = ST_RUNNING, .status = program};
     if (program > 0) send_fds(fds[FD_STATUS], &m, sizeof m, NULL, 0);
     for (pid_t pid; (pid = wait4(-1, &status, 0, &u)) > 0 || errno == EINTR;) {
         if (pid != program) continue;

@@ -1,8 +1,11 @@
 /* Tests of what needs no box: frames against spec/golden, JSON, kept output, paths, signals. Built with
  * AddressSanitizer and UBSan by tests/unit/test_agent_unit.py; prints one line per check that fails. */
-#include "../agent.h"
+#include "../keeper.h"
+#include <signal.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 static int failures, checks;
 #define CHECK(what) do { checks++; if (!(what)) { failures++; printf("not ok: %s:%d: %s\n", __FILE__, __LINE__, #what); } } while (0)
@@ -224,6 +227,81 @@ static void trees_are_removed_at_any_depth(const char *dir) {
     CHECK(access(top, F_OK) && !access("/", F_OK));
 }
 
+/* Without root a folder that its owner closed is in the way, and so is one below 64 others that must be moved up first. */
+static void closed_folders_are_removed(const char *dir) {
+    char top[4096];
+    int status = -1;
+    snprintf(top, sizeof top, "%s/closed", dir);
+    CHECK(!mkdir(top, 0700) && (geteuid() || !chown(top, 61000, 61000)));
+    pid_t pid = fork();
+    if (!pid) {
+        int at = open(top, O_RDONLY | O_DIRECTORY), there = dup(at);
+        if (!geteuid() && (setgid(61000) || setuid(61000))) _exit(2);
+        for (int i = 0; i < 200; i++) {
+            int next = mkdirat(at, "d", 0700) ? -1 : openat(at, "d", O_RDONLY | O_DIRECTORY);
+            if (next < 0) _exit(3);
+            close(at);
+            at = next;
+        }
+        if (mkdirat(at, "x", 0)) _exit(4);
+        for (int i = 0; i < 200; i++) { /* closed from below, so that the way up stays open */
+            int up = openat(at, "..", O_RDONLY | O_DIRECTORY);
+            if (i % 3 == 0) fchmod(at, 0);
+            close(at);
+            at = up;
+        }
+        _exit(remove_tree(there, "d") ? 0 : 5);
+    }
+    waitpid(pid, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    rmdir(top);
+}
+
+static void descriptors_travel(void) {
+    int pair[2], fds[2] = {open("/dev/null", O_RDONLY), open("/dev/null", O_RDONLY)}, got[2] = {-1, -1}, n = 1, number = 7;
+    CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair));
+    CHECK(send_fds(pair[0], &number, sizeof number, fds, 2));
+    int first_free = dup(pair[0]);
+    close(first_free);
+    number = 0;
+    CHECK(recv_fds(pair[1], &number, sizeof number, got, &n) == sizeof number && number == 7 && n == 1 && got[0] == first_free);
+    CHECK(fcntl(got[0], F_GETFD) == FD_CLOEXEC && fcntl(first_free + 1, F_GETFD) < 0); /* no room for the second: closed */
+    CHECK(send_fds(pair[0], &number, sizeof number, NULL, 0));
+    CHECK(recv_fds(pair[1], &number, sizeof number, NULL, NULL) == sizeof number);
+    for (int i = 0; i < 2; i++) { close(pair[i]); close(fds[i]); }
+    close(got[0]);
+}
+
+static bool ends_soon(pid_t pid) {
+    for (int i = 0; i < 200; i++, usleep(10000))
+        if (waitpid(pid, NULL, WNOHANG) == pid) return true;
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    return false;
+}
+
+/* A pump carries both ways, passes on the end of one way, and ends with a client that is gone, however quiet the other. */
+static void pumps_end(void) {
+    int a[2], b[2];
+    char text[8] = "";
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, a) && !socketpair(AF_UNIX, SOCK_STREAM, 0, b));
+    pid_t pid = fork();
+    if (!pid) {
+        close(a[0]);
+        close(b[0]);
+        net_pump(a[1], b[1]);
+    }
+    close(a[1]);
+    close(b[1]);
+    CHECK(write(a[0], "there", 5) == 5 && read(b[0], text, 5) == 5 && !memcmp(text, "there", 5));
+    shutdown(a[0], SHUT_WR);
+    CHECK(read(b[0], text, 5) == 0);
+    CHECK(write(b[0], "back", 4) == 4 && read(a[0], text, 5) == 4 && !memcmp(text, "back", 4));
+    close(a[0]);
+    CHECK(ends_soon(pid));
+    close(b[0]);
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) return 2;
     golden_frames(argv[1]);
@@ -236,6 +314,9 @@ int main(int argc, char **argv) {
     output_on_a_full_disk(argv[2]);
     paths();
     trees_are_removed_at_any_depth(argv[2]);
+    closed_folders_are_removed(argv[2]);
+    descriptors_travel();
+    pumps_end();
     CHECK(signal_number("KILL") == 9 && signal_number("SIGTERM") == 15 && signal_number("NOPE") == 0 && signal_number(NULL) == 0);
     printf("%d checks, %d failed\n", checks, failures);
     return failures != 0;
