@@ -153,6 +153,7 @@ uint64_t sweep_own_tag(void);                         /* the UTS namespace an ex
 bool init_knows(pid_t pid);                           /* a child of pid 1 that is accounted for */
 enum sweep { SWEEP_NOBODY, SWEEP_UNSURE, SWEEP_SOMEBODY };
 enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal);
+void sweep_frozen(uint64_t tag);                      /* the last resort: stops the box for a moment */
 void sweep_descendants(void);                         /* kills and reaps all of the calling subreaper's */
 void sweep_count(struct tally *t);
 

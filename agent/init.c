@@ -126,19 +126,21 @@ static enum sweep kill_task(const struct task *t) {
 }
 
 /* Kill passes until it is quiet. New processes have higher numbers than old ones, so one that goes on in its child again
- * and again is overtaken by a pass, or seen to be gone when it was looked at: a pass that found nobody and lost nobody is
- * proof, unless the numbers began anew during it; so there must be two. Where others in the box come and go no pass may be
- * that sure, and many must agree. Between passes the loop answers the keeper, so a fork bomb delays no one. */
+ * and again is overtaken by a pass, or seen to be gone when it was looked at: a pass during which nobody was found, lost or
+ * born is proof; there must be two all the same. Where others in the box come and go no pass may be that sure: then everybody
+ * is stopped for the last one. Between passes the loop answers the keeper, so a fork bomb delays no one. */
 static bool continue_kills(void) {
     bool more = false;
     for (struct task *t = tasks; t < tasks + TASKS; t++) {
+        enum sweep result = SWEEP_NOBODY;
         for (int pass = 0; t->killing && pass < 4 && t->quiet < QUIET; pass++) {
-            enum sweep result = kill_task(t);
+            result = kill_task(t);
             t->quiet = result == SWEEP_SOMEBODY ? 0 : t->quiet + (result == SWEEP_NOBODY ? QUIET / 2 : 1);
             reap();
         }
         if (!t->killing) continue;
         if (t->quiet < QUIET) { more = true; continue; }
+        if (result == SWEEP_UNSURE) sweep_frozen(tag_of_task(t));
         t->killing = false;
         t->quiet = 0;
         tell(&(struct ctl){.command = C_KILLED, .no = t->no}, NULL, 0);

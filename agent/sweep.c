@@ -49,6 +49,34 @@ static uint64_t tag_at(const char *path) {
     return errno == EACCES || errno == EPERM ? UINT64_MAX : 0;
 }
 
+/* Quicker than a look at all of /proc: what hops from process to process is caught here, as each hop comes back to the
+ * reaper above it. false: nobody. Needs CONFIG_PROC_CHILDREN; without it the searches below do what they can. */
+static bool each_child(pid_t parent, visit *fn, void *arg) {
+    char path[64], text[4096];
+    snprintf(path, sizeof path, "%d/task/%d/children", (int)parent, (int)parent);
+    cleanup_fd int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
+    if (n <= 0) return false;
+    text[n] = 0;
+    for (char *p = text; *p;) {
+        pid_t pid = (pid_t)strtol(p, &p, 10);
+        if (pid > 1) fn(pid, arg);
+        while (*p == ' ') p++;
+    }
+    return true;
+}
+
+/* The pid given last in this pid namespace, or 0. If it is the same before and after a look at all processes, nobody
+ * was born meanwhile, and nobody was missed. */
+static long last_pid(void) {
+    char text[128];
+    cleanup_fd int fd = openat(proc, "loadavg", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
+    text[n > 0 ? n : 0] = 0;
+    char *word = strrchr(text, ' ');
+    return word ? strtol(word, NULL, 10) : 0;
+}
+
 uint64_t sweep_own_tag(void) { return tag_at("self/ns/uts"); }
 
 struct thread_search { pid_t pid; uint64_t tag; };
@@ -145,21 +173,9 @@ static struct kin *find_kin(const struct family *f, pid_t pid) {
     return low < f->n && f->all[low].pid == pid ? &f->all[low] : NULL;
 }
 
-/* Quicker than a look at all of /proc: what hops from process to process is caught here, as each hop comes back to
- * the shepherd. Needs CONFIG_PROC_CHILDREN; without it the search below does what it can. */
-static bool kill_children(pid_t shepherd) {
-    char path[64], text[4096];
-    snprintf(path, sizeof path, "%d/task/%d/children", (int)shepherd, (int)shepherd);
-    cleanup_fd int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
-    if (n <= 0) return false;
-    text[n] = 0;
-    for (char *p = text; *p;) {
-        pid_t pid = (pid_t)strtol(p, &p, 10);
-        if (pid > 1) kill(pid, SIGKILL);
-        while (*p == ' ') p++;
-    }
-    return true;
+static void kill_child(pid_t pid, void *unused) {
+    (void)unused;
+    kill(pid, SIGKILL);
 }
 
 /* Everyone below `ancestor` is marked as ours. */
@@ -178,7 +194,7 @@ static void find_descendants(struct family *f, pid_t ancestor) {
 static enum sweep signal_descendants(pid_t shepherd, int signal) {
     struct family f = {0};
     enum sweep result = SWEEP_NOBODY;
-    for (int i = 0; signal == SIGKILL && i < 100 && kill_children(shepherd); i++) {}
+    for (int i = 0; signal == SIGKILL && i < 20 && each_child(shepherd, kill_child, NULL); i++) {}
     find_descendants(&f, shepherd);
     for (size_t i = 0; i < f.n; i++)
         if (f.all[i].ours && !kill(f.all[i].pid, signal)) result = SWEEP_SOMEBODY;
@@ -189,8 +205,25 @@ static enum sweep signal_descendants(pid_t shepherd, int signal) {
 enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal) {
     struct search s = {tag, signal, SWEEP_NOBODY};
     if (!box.namespaces) return shepherd > 0 ? signal_descendants(shepherd, signal) : SWEEP_NOBODY;
-    if (tag) each_process(signal_if_tagged, &s);
-    return s.result;
+    if (!tag) return SWEEP_NOBODY;
+    long before = last_pid();
+    for (int i = 0; signal == SIGKILL && i < 20; i++) { /* as long as somebody is born, to catch who hops */
+        long then = last_pid();
+        each_child(1, signal_if_tagged, &s);
+        if (then == last_pid()) break;
+    }
+    each_process(signal_if_tagged, &s);
+    return s.result == SWEEP_NOBODY && last_pid() != before ? SWEEP_UNSURE : s.result;
+}
+
+/* For a box in which somebody is born all the time. A stop signal to all of a pid namespace is one step for the kernel,
+ * and a fork does not get past a signal that waits: so what is seen now is all there is. */
+void sweep_frozen(uint64_t tag) {
+    struct search s = {tag, SIGKILL, SWEEP_NOBODY};
+    if (!box.namespaces || !tag) return;
+    kill(-1, SIGSTOP);
+    each_process(signal_if_tagged, &s);
+    kill(-1, SIGCONT);
 }
 
 /* As a subreaper we inherit every orphan: without a child of our own there is nobody left. */
