@@ -146,6 +146,8 @@ async def test_a_launch_cancelled_at_every_await_leaves_nothing(
     try:
         assert await at_every_step(launch, after) >= 1
     finally:
+        for handle in [handle async for handle in provider.owned()]:
+            await provider.discard(handle)
         await provider.aclose()
 
 
