@@ -126,7 +126,7 @@ void conn_pump(struct conn *c) {
     flush(c);
     for (int turns = 0; !c->dead && !c->full && c->role == ROLE_EXEC && c->exec; turns++) {
         const struct exec *e = c->exec;
-        if (e->state == E_STARTING || !e->pid) return; /* pid 1's word may come after the program's own */
+        if (e->state == E_STARTING || (e->state == E_RUNNING && !e->pid)) return; /* pid 1's word may come after the program's */
         if (turns == 32) { c->more = true; return; }
         if (!c->begun) send_begun(c);
         bool out = pump_stream(c, 0), err = pump_stream(c, 1), sent = out || err;

@@ -164,7 +164,7 @@ static void sweep(int conn, const struct json *r) {
         if (j->type == J_STR) dirs[n++] = j->str;
     remove_cgroups(dirs, n);
     if (uid > 1000) kill_uid(uid);
-    if (disk) remove_tree(AT_FDCWD, disk);
+    for (int tries = 0; disk && !remove_tree(AT_FDCWD, disk) && errno != ENOENT && tries < 100; tries++) usleep(10000); /* while they die */
     bool gone = !dir || remove_tree(AT_FDCWD, dir) || errno == ENOENT;
     buf_printf(&b, "{\"removed\":%s}", gone ? "true" : "false");
     frame_json(conn, F_REPLY, &b);

@@ -219,10 +219,13 @@ enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal) {
 /* For a box in which somebody is born all the time. A stop signal to all of a pid namespace is one step for the kernel,
  * and a fork does not get past a signal that waits: so what is seen now is all there is. */
 void sweep_frozen(uint64_t tag) {
-    struct search s = {tag, SIGKILL, SWEEP_NOBODY};
+    struct search s = {tag, SIGKILL, SWEEP_SOMEBODY};
     if (!box.namespaces || !tag) return;
     kill(-1, SIGSTOP);
-    each_process(signal_if_tagged, &s);
+    for (int pass = 0; s.result == SWEEP_SOMEBODY && pass < 100; pass++) { /* a fork that was under way may still end */
+        s.result = SWEEP_NOBODY;
+        each_process(signal_if_tagged, &s);
+    }
     kill(-1, SIGCONT);
 }
 
