@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 struct keeper keeper;
@@ -86,8 +87,21 @@ static void shut_down(struct conn *asked) {
     _exit(0);
 }
 
+/* Somebody may clear away our directory. Then no server finds the box any more, and nobody else would ever end it. */
+#define LOOK_EVERY 15000.0 /* ms */
+static double look_at;
+
+static void look_for_socket(double now) {
+    char path[4200];
+    struct stat st;
+    if (now < look_at) return;
+    look_at = now + LOOK_EVERY;
+    snprintf(path, sizeof path, "%s/agent.sock", box.dir);
+    if (lstat(path, &st) && errno == ENOENT) shut_down(NULL);
+}
+
 static double next_event(void) {
-    double at = 0;
+    double at = look_at;
     for (struct exec *e = keeper.execs; e; e = e->next) {
         if (e->deadline > 0 && (at <= 0 || e->deadline < at)) at = e->deadline;
         if (e->look_at > 0 && (at <= 0 || e->look_at < at)) at = e->look_at;
@@ -196,6 +210,7 @@ static void __attribute__((noreturn)) loop(void) {
         now = now_ms();
         for (struct exec *e = keeper.execs; e; e = e->next) exec_tick(e, now);
         net_tick(now);
+        look_for_socket(now);
         for (struct conn *c = keeper.conns, *next; c; c = next) {
             next = c->next;
             if (!c->dead) conn_pump(c);
@@ -225,5 +240,6 @@ void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
     buf_free(&b);
     close(launcher);
     if (!answered) shut_down(NULL); /* whoever asked is gone: a box nobody knows of must not live */
+    look_at = now_ms() + LOOK_EVERY;
     loop();
 }

@@ -87,6 +87,27 @@ async def test_boxes_killed_while_no_server_runs(own_nursery: Nursery) -> None:
         assert (await attempt(http, ids[0], "true")).status_code == 410
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+async def test_a_box_whose_folder_was_cleared_away_ends(own_nursery: Nursery, level: str) -> None:
+    """As by something that tidies up /run: no server finds it again, so it ends by itself."""
+    async with running(own_nursery, ISOLATION=level) as host, host.http() as http:
+        id, other = await create(http), await create(http)
+        await start(http, id, "sleep 1000")
+        family = victims(host, id, "everything")
+        shutil.rmtree(host.base / "run/boxes" / id)
+        await eventually(lambda: not any(map(alive, family)), what="it ends", within=30)
+        answer = await attempt(http, id, "true")
+        assert answer.status_code in (410, 503)
+        assert await delete(http, id) == 200
+        await host.agree()
+        assert (await execute(http, other, "echo fine"))["stdout"] == "fine\n"
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 async def test_a_launcher_that_was_killed_is_replaced(own_nursery: Nursery) -> None:
     async with running(own_nursery) as host, host.http() as http:
         first = await create(http)
