@@ -33,6 +33,8 @@ def data_dir() -> Iterator[Path]:
 def run_dir() -> Iterator[Path]:
     with _folder() as path:
         yield path
+        log = path / "launcher" / "log"  # the agent says nothing there; a sanitizer does
+        assert not log.exists() or log.read_text() == ""
 
 
 @contextmanager

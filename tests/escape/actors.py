@@ -180,7 +180,8 @@ def victim(scene: Scene) -> Iterator[Acting]:
         before = _standing(pid)
 
         def evidence(output: str) -> str | None:
-            if process.poll() is not None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)  # a kill takes a moment to show
                 return "the victim is dead"
             if (now := _standing(pid)) != before:
                 return f"the victim was {before}, is {now}"

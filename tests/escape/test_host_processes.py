@@ -231,7 +231,7 @@ ATTEMPTS = [
     Attempt(
         "slow-down-user",
         "lower the priority of all that runs as this user",
-        "os.setpriority(os.PRIO_USER, 0, 18); time.sleep(0.05)",
+        "os.setpriority(os.PRIO_USER, 0, 19); time.sleep(0.05)",
         actors=("victim",),
     ),
     Attempt(

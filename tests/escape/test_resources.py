@@ -18,6 +18,10 @@ pytestmark = pytest.mark.real
 
 Check = Callable[[Attempt], None]
 
+NO_COUNT = (
+    "without cgroups and namespaces a user's processes are only counted together (unenforced): a "
+    "bomb ends, but above the sandbox's own limit"
+)
 NO_SUM = "an ordinary user without cgroups has no limit but per process, for private memory"
 NO_QUOTA = "a plain directory has no quota (unenforced)"
 USER_MEMORY = {"namespaces-user": NO_SUM, "landlock-user": NO_SUM}
@@ -42,6 +46,8 @@ ATTEMPTS = [
         escaped(f"{len(children)} processes")
         """,
         proof=PEER,
+        stands={"landlock-user": NO_COUNT},
+        unenforced="processes",
     ),
     Attempt(
         "thread-bomb",

@@ -169,19 +169,22 @@ def test_works_outside(attempt: Attempt, peer: User, folder: Path, helpers: Path
     for name, mode in (("evade", 0o755), ("hidden", 0o111)):
         shutil.copy(helpers / "evade", home / name)
         (home / name).chmod(mode)
-    with _started(peer, home, attempt.name) as process:
+    mark = f"6.{secrets.randbelow(10**9)}"
+    with _started(peer, home, attempt.name, mark) as process:
         wait_for(lambda: _heart(home), what="its first beat")
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(5)
         last = _heart(home)
         wait_for(lambda: _heart(home) != last, what="it lives on", within=3)
         (home / "stop").touch()
+        wait_for(lambda: not running_with(mark), what="it ends when it is told to")
 
 
-def _started(peer: User, home: Path, how: str) -> subprocess.Popen[str]:
+def _started(peer: User, home: Path, how: str, seconds: str) -> subprocess.Popen[str]:
     nothing: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     slowly = {"SLOWLY": "1"}
-    return peer.popen("./evade", how, "6", cwd=home, env=slowly, start_new_session=True, **nothing)
+    options = {"cwd": home, "env": slowly, "start_new_session": True, **nothing}
+    return peer.popen("./evade", how, seconds, **options)
 
 
 def _heart(home: Path) -> bytes:

@@ -10,6 +10,7 @@ is added is one thread, which tells what cannot be seen from outside (`watcher`)
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import importlib
 import json
@@ -31,6 +32,8 @@ PRELOADED = (
     "capsule.providers.local.build",
     "typer.main",
 )
+
+PR_SET_PDEATHSIG = 1
 
 codes: dict[int, int] = {}
 
@@ -72,6 +75,8 @@ def become_server(request: dict[str, Any]) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         os.setsid()
+        # Tests that are killed leave no server behind.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.chdir(request["cwd"])
         rewire(request["log"])
         os.environ.clear()

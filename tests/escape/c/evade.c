@@ -92,6 +92,7 @@ static void unkillable(void) {
 
 /* Stopped most of the time; another one wakes it up. */
 static void stopping(void) {
+    signal(SIGCHLD, SIG_IGN);
     pid_t sleeper = insist();
     if (!sleeper)
         for (;;) {
