@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from capsule.errors import NotFoundError
 from capsule.model import Template
+from capsule.providers.local.skeleton import SYSTEM_DIRS
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+VISIBLE = tuple(f"/{name}/" for name in ("usr", *SYSTEM_DIRS))  # of the host, to its boxes
 
 
-def missing_on_host(template: Template) -> list[str]:
-    """A few microseconds: this is asked at every create."""
-    places = _path(template).split(":")
-    return [name for name in template.needs if not _on_host(name, places)]
+def missing_on_host(template: Template, visible: tuple[str, ...] = VISIBLE) -> list[str]:
+    """About 15 microseconds for each: this is asked at every create, on the event loop."""
+    places = [f"{place}/" for place in _path(template).split(":")]
+    places = [place for place in places if place.startswith(visible)]
+    return [name for name in template.needs if not _on_host(name, places, visible)]
 
 
 def missing_in_layers(template: Template, layers: Sequence[Path]) -> list[str]:
@@ -42,12 +46,14 @@ def _path(template: Template) -> str:
     return template.env.get("PATH") or SYSTEM_PATH
 
 
-def _on_host(name: str, places: Sequence[str]) -> bool:
-    # Boxes see /usr, and /bin and /sbin in or beside it: a program in a home is not there.
+def _on_host(name: str, places: Sequence[str], visible: tuple[str, ...]) -> bool:
+    """A link into somebody's home is there for the host alone, and one to nowhere for nobody."""
     for place in places:
         try:
-            os.lstat(os.path.join(place, name))
+            at = os.path.realpath(place + name, strict=True)
+            mode = os.lstat(at).st_mode
         except OSError:
             continue
-        return place.startswith(("/usr/", "/bin", "/sbin"))
+        if at.startswith(visible) and stat.S_ISREG(mode) and mode & 0o111:
+            return True
     return False
