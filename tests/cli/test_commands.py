@@ -117,6 +117,10 @@ def test_an_image_becomes_a_template_and_goes_again(cli: Cli) -> None:
     assert done.code == 0, done.err
     try:
         assert cli("template", "import", archive).code == 1
+        nothing = cli.cwd / "nothing.tar"
+        tarfile.open(nothing, "w").close()
+        again = cli("template", "import", nothing, "--name", "tiny-1.0", "--replace")
+        assert (again.code, "none of python3" in again.err) == (1, True), again.err
         assert "tiny-1.0" in cli("template", "ls").out
         ran = cli("run", "-t", "tiny-1.0", "-l", "sh", "cat /etc/os-release")
         if "needs overlay" not in ran.err:

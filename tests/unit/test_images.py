@@ -33,7 +33,7 @@ from capsule.errors import (
 )
 from capsule.providers.local import images, unpack
 from capsule.providers.local.image_store import ImageStore
-from capsule.providers.local.images import Caps, import_archive, layers, list_images, remove_image
+from capsule.providers.local.images import Caps, importing, layers, list_images, remove_image
 from capsule.providers.local.removal import remove_tree
 from tests.support import wait_for
 from tests.support.users import User
@@ -169,7 +169,8 @@ def store(tmp_path: Path) -> Path:
 
 
 def load(data: bytes, store: Path, name: str = "app", **options: Any) -> images.Image:
-    return import_archive(io.BytesIO(data), name, store, **options)
+    with importing(io.BytesIO(data), name, store, **options) as unpacked:
+        return unpacked.image
 
 
 def tree(root: Path) -> list[str]:
@@ -257,7 +258,8 @@ def test_gnu_tar_and_our_reader_agree(tmp_path: Path, store: Path) -> None:
     os.link(source / "dir/big", source / "dir/same")
     archive = tmp_path / "root.tar"
     subprocess.run(["tar", "-C", source, "-cf", archive, "."], check=True)
-    import_archive(archive, "app", store)
+    with importing(archive, "app", store):
+        pass
     (layer,) = layers("app", store)
     assert tree(layer) == tree(source)
     assert (layer / "dir/big").read_bytes() == (source / "dir/big").read_bytes()
@@ -338,7 +340,7 @@ def test_an_ordinary_user_imports_and_mounts(as_user: User) -> None:
     code = (
         "import sys; from pathlib import Path; from capsule.providers.local import images\n"
         "store = Path(sys.argv[1], 'store')\n"
-        "images.import_archive(Path(sys.argv[1], 'image.tar'), 'app', store)\n"
+        "with images.importing(Path(sys.argv[1], 'image.tar'), 'app', store): pass\n"
         "print(':'.join(map(str, images.layers('app', store))))"
     )
     ended = as_user.run(as_user.python, "-c", code, str(as_user.home))
@@ -484,6 +486,22 @@ def test_a_name_is_taken_once_unless_it_is_to_be_replaced(store: Path) -> None:
     assert load(docker_save(TOP), store, replace=True).layers == (sha(TOP),)
 
 
+def test_a_failed_replacement_leaves_the_image_that_was_there(store: Path) -> None:
+    load(docker_save(BASE), store)
+    with (
+        pytest.raises(ZeroDivisionError),
+        importing(io.BytesIO(docker_save(TOP)), "app", store, replace=True) as unpacked,
+    ):
+        assert [folder.name for folder in unpacked.layers] == [sha(TOP)]
+        raise ZeroDivisionError
+    assert [folder.name for folder in layers("app", store)] == [sha(BASE)]
+    assert not (store / "layers" / sha(TOP)).exists()
+    assert not left_behind_work(store)
+    with pytest.raises(InvalidError):
+        load(bad_checksum(), store, replace=True)
+    assert (layers("app", store)[0] / "etc/passwd").read_bytes() == b"root"
+
+
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "A", "x" * 65, "a\0", "a b"])
 def test_names_that_are_no_names_are_refused(name: str, store: Path) -> None:
     with pytest.raises(InvalidError, match="not a name"):
@@ -495,8 +513,11 @@ def test_names_that_are_no_names_are_refused(name: str, store: Path) -> None:
 def test_missing_things_are_named(store: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no image: app"):
         layers("app", store)
-    with pytest.raises(NotFoundError, match="nowhere"):
-        import_archive(tmp_path / "nowhere.tar", "app", store)
+    with (
+        pytest.raises(NotFoundError, match="nowhere"),
+        importing(tmp_path / "nowhere.tar", "app", store),
+    ):
+        pass
     assert list_images(store) == []
 
 
@@ -544,7 +565,8 @@ def trace(frame, event, argument):
         if count == step:
             os.kill(os.getpid(), 9)
 sys.setprofile(trace)
-images.import_archive(archive, "app", store)
+with images.importing(archive, "app", store):
+    pass
 """
 
 

@@ -59,16 +59,12 @@ def import_image(archive: Path, name: str | None, *, replace: bool, as_json: boo
         raise InvalidError(f"template {name} exists already", hint="choose another with --name")
     store = config.data_dir / "images"
     show.note(f"unpacking {archive.name}")
-    image = images.import_archive(archive, name, store, replace=replace)
-    try:
+    with images.importing(archive, name, store, replace=replace) as (image, layers):
         path = image.config.env.get("PATH", _DEFAULT_PATH)
-        programs = images.find_programs(images.layers(name, store), _PROGRAMS, path)
+        programs = images.find_programs(layers, _PROGRAMS, path)
         like = load_catalog()["bash"]
         template = image_template(name, name, env=image.config.env, programs=programs, like=like)
         file = write_template(written_folder(config.data_dir), template, replace=replace)
-    except BaseException:
-        images.remove_image(name, store)
-        raise
     if as_json:
         show.as_json({"template": as_mapping(template), "image": dataclasses.asdict(image)})
         return 0

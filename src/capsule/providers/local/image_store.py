@@ -6,8 +6,9 @@
     STORE/work/               imports under way, and leftovers of killed ones
     STORE/lock                held shared by imports, exclusively to clear up
 
-An import unpacks below work/, moves whole layers into place, and writes the record last. Killed at
-any point it leaves no image; its leftovers are cleared by the next import or removal that is alone.
+An import unpacks below work/, moves whole layers into place, and renames the record into place
+last: until then the image that had the name before is still there. What a killed import leaves is
+cleared by the next import or removal that is alone.
 """
 
 from __future__ import annotations
@@ -100,12 +101,16 @@ class ImageStore:
         """A folder of one's own for an import, gone afterwards. Nothing is cleared meanwhile."""
         self._make_folders()
         self.clear(wait=False)
-        with _locked(self._lock, fcntl.LOCK_SH):
-            work = Path(tempfile.mkdtemp(dir=self._work))
-            try:
-                yield work
-            finally:
-                remove_tree(work)
+        try:
+            with _locked(self._lock, fcntl.LOCK_SH):
+                work = Path(tempfile.mkdtemp(dir=self._work))
+                try:
+                    yield work
+                finally:
+                    remove_tree(work)
+        except BaseException:
+            self.clear(wait=False)  # of the layers that came before it failed
+            raise
 
     def amount(self, id: str) -> Amount | None:
         """How much is in a layer; None: there is no such layer."""
@@ -115,16 +120,22 @@ class ImageStore:
 
     def put_layer(self, folder: Path, id: str, amount: Amount) -> None:
         """Move a complete layer into place. If another import was faster, its layer is used."""
-        _write_whole(self._sidecar(id), asdict(amount))
+        with _replacing(self._sidecar(id), asdict(amount)):
+            pass
         try:
             folder.rename(self.layer(id))
         except OSError:
             if not self.layer(id).is_dir():
                 raise
 
-    def put_record(self, image: Image, *, replace: bool) -> None:
-        """From here on the image exists. Raises ConflictError."""
-        _write_whole(self._record(image.name), asdict(image), replace=replace)
+    @contextmanager
+    def recording(self, image: Image, *, replace: bool) -> Iterator[None]:
+        """When the block ends, the image exists; if it fails, nothing has changed.
+
+        Raises ConflictError.
+        """
+        with _replacing(self._record(image.name), asdict(image), replace=replace):
+            yield
 
     def remove(self, name: str) -> None:
         """Raises NotFoundError."""
@@ -182,20 +193,29 @@ def _locked(path: Path, how: int) -> Iterator[None]:
         os.close(fd)
 
 
-def _write_whole(path: Path, value: Mapping[str, Any], *, replace: bool = True) -> None:
+@contextmanager
+def _replacing(path: Path, value: Mapping[str, Any], *, replace: bool = True) -> Iterator[None]:
+    """Written before the block, so that after it there is only a rename left that could fail."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        yield
         if replace:
             temporary.replace(path)
-        else:
-            os.link(temporary, path)
-    except FileExistsError:
-        raise ConflictError(
-            f"image {path.stem} exists already", hint="remove it, or choose another name"
-        ) from None
+        elif not _link(temporary, path):
+            raise ConflictError(
+                f"image {path.stem} exists already", hint="remove it, or choose another name"
+            )
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _link(source: Path, path: Path) -> bool:
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _image(name: str, record: Any) -> Image:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from capsule.errors import (
     CapsuleError,
@@ -38,14 +38,20 @@ from capsule.providers.local.merged import find_programs
 from capsule.providers.local.tarball import Tar
 from capsule.providers.local.unpack import Caps, LayerWriter, Tally, is_opaque, whiteouts_work
 
-__all__ = ["Caps", "Image", "ImageConfig", "find_programs", "import_archive", "layers"]
-__all__ += ["list_images", "remove_image"]
+__all__ = ["Caps", "Image", "ImageConfig", "Unpacked", "find_programs", "importing"]
+__all__ += ["layers", "list_images", "remove_image"]
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOUNT_BUDGET = 3000  # bytes of `lowerdir=`: mount(2) takes one page of options
 
 
-def import_archive(
+class Unpacked(NamedTuple):
+    image: Image
+    layers: list[Path]  # the top first
+
+
+@contextmanager
+def importing(
     source: Path | BinaryIO,
     name: str,
     store_dir: Path,
@@ -53,12 +59,13 @@ def import_archive(
     tag: str | None = None,
     replace: bool = False,
     caps: Caps | None = None,
-) -> Image:
+) -> Iterator[Unpacked]:
     """Unpack an archive (`docker save`, an OCI layout or a plain root, gzipped or not) as `name`.
 
-    Blocks: call it from a command or a thread. Several may run at once. On any failure there is no
-    new image. Raises InvalidError, TooLargeError, NotSupportedError, ConflictError, NotFoundError,
-    NoSpaceError, UnavailableError.
+    The image is in the store when the block ends. If that or anything before it fails, there is no
+    new image, and one that it was to replace is still there. Blocks: call it from a command or a
+    thread. Several may run at once. Raises InvalidError, TooLargeError, NotSupportedError,
+    ConflictError, NotFoundError, NoSpaceError, UnavailableError.
     """
     check_name(name)
     store = ImageStore(store_dir)
@@ -69,18 +76,22 @@ def import_archive(
     with _plain_errors(), store.importing() as work:
         with opened(source, work / "archive", caps or Caps()) as archive:
             image = _Import(archive, store, work).run(name, read_contents(archive, tag))
-        store.put_record(image, replace=replace)
-    return image
+        with store.recording(image, replace=replace):
+            yield Unpacked(image, _folders(store, image))
 
 
 def layers(name: str, store_dir: Path) -> list[Path]:
     """The folders of an image's layers, the top first. Raises NotFoundError."""
     store = ImageStore(store_dir)
+    return _folders(store, store.read(name))
+
+
+def _folders(store: ImageStore, image: Image) -> list[Path]:
     found: list[Path] = []
-    for id in reversed(store.read(name).layers):
+    for id in reversed(image.layers):
         found.append(store.layer(id))
         if not found[-1].is_dir():
-            raise InternalError(f"image {name} lacks a layer: {id}", hint="import it again")
+            raise InternalError(f"image {image.name} lacks a layer: {id}", hint="import it again")
         if is_opaque(found[-1]):
             break  # it hides all that is below
     return found
