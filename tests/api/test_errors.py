@@ -8,8 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from capsule.edge.errors import http_body, understand
+from capsule.edge.sockets import close_code
 from capsule.errors import ALL_ERRORS, CapacityError, CapsuleError, InternalError
 from tests.api.double import Running, ServiceDouble, serving
 
@@ -68,14 +71,61 @@ async def test_a_bug_is_logged_with_an_id_and_says_nothing_else(
     assert rpc.json()["error"]["data"]["details"]["incident"] in caplog.text
 
 
-async def test_unknown_paths_and_methods_are_json_too() -> None:
+async def test_unknown_paths_are_json_too() -> None:
     async with serving() as server, httpx.AsyncClient(base_url=server.url) as client:
         missing = await client.get("/v2/nothing")
-        wrong = await client.put("/health")
-        rpc = await client.get("/rpc")
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
-    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "invalid")
-    assert (rpc.status_code, rpc.json()["error"]["code"]) == (405, "invalid")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "not_found"
+    assert "/v2/nothing" in missing.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/rpc", {"POST"}),
+        ("PUT", "/health", {"GET"}),
+        ("POST", "/docs", {"GET", "HEAD"}),
+        ("PUT", "/v1/sandboxes", {"GET", "POST"}),
+        ("PUT", "/v1/sandboxes/x", {"GET", "PATCH", "DELETE"}),
+        ("POST", "/v1/sandboxes/x/files/a/b", {"GET", "HEAD", "PUT", "PATCH", "DELETE"}),
+        ("OPTIONS", "/v1/sandboxes/x/execs", {"GET", "POST"}),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_ones(
+    method: str, path: str, allowed: set[str]
+) -> None:
+    async with serving() as server, httpx.AsyncClient(base_url=server.url) as client:
+        answer = await client.request(method, path)
+    assert answer.status_code == 405
+    assert set(answer.headers["allow"].split(", ")) == allowed
+    assert answer.json()["error"]["code"] == "invalid"
+    assert answer.headers["allow"] in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/terminals/x", "/rpc", "/v1/sandboxes", "/"])
+async def test_a_websocket_where_there_is_none_is_told_where_they_are(path: str) -> None:
+    async with serving() as server:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"ws://127.0.0.1:{server.port}{path}", proxy=None):
+                pass
+    error = json.loads(refused.value.response.body or b"")["error"]
+    assert refused.value.response.status_code == 404
+    assert error["code"] == "not_found"
+    assert path in error["message"]
+    assert "/terminal/{id}" in error["hint"]
+
+
+async def test_a_websocket_that_is_asked_for_like_a_page_says_what_it_is() -> None:
+    async with serving() as server, httpx.AsyncClient(base_url=server.url) as client:
+        answer = await client.get("/terminal/x")
+    assert answer.status_code == 426
+    assert answer.headers["upgrade"] == "websocket"
+    assert "WebSocket" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ALL_ERRORS)
+def test_a_socket_is_closed_as_our_fault_only_when_it_is(kind: type[CapsuleError]) -> None:
+    assert (close_code(kind("what failed")) == 1011) == (kind.http_status >= 500)
 
 
 def test_an_error_with_a_name_that_is_no_text_can_still_be_told() -> None:

@@ -241,20 +241,63 @@ async def test_a_socket_that_goes_ends_nothing(api: Api, box: str) -> None:
 async def test_a_first_message_without_sense_closes(api: Api, box: str, first: str | bytes) -> None:
     async with socket_to(api, box) as socket:
         await socket.send(first)
-        _, closed = await until_closed(socket)
-    assert closed.rcvd is not None
-    assert closed.rcvd.code in (1008, 1011)
-    assert "invalid" in closed.rcvd.reason
-
-
-async def test_what_cannot_start_says_why(api: Api, box: str) -> None:
-    async with socket_to(api, box) as socket:
-        await socket.send(json.dumps({"type": "start", "cmd": ["no-such-program"]}))
         messages, closed = await until_closed(socket)
-    assert messages[0]["type"] == "error"
-    assert messages[0]["code"] == "not_found"
+    assert [(m["type"], m["code"]) for m in messages] == [("error", "invalid")]
     assert closed.rcvd is not None
-    assert closed.rcvd.code == 1011
+    assert closed.rcvd.code == 1008
+    assert closed.rcvd.reason.startswith("invalid: ")
+
+
+@pytest.mark.parametrize(
+    ("first", "code"),
+    [
+        ({"type": "start", "cmd": ["no-such-program"]}, "not_found"),
+        ({"type": "start", "cmd": ["true"], "timeout_ms": 10**9}, "invalid"),
+        ({"type": "start", "cmd": ["true"], "cwd": "/nowhere"}, "not_found"),
+        ({"type": "attach", "exec_id": "e-unknown"}, "not_found"),
+        ({"type": "attach", "exec_id": "no id at all"}, "invalid"),
+    ],
+)
+async def test_what_cannot_start_says_why(
+    api: Api, box: str, first: dict[str, Any], code: str
+) -> None:
+    async with socket_to(api, box) as socket:
+        await socket.send(json.dumps(first))
+        messages, closed = await until_closed(socket)
+    assert [(m["type"], m["code"]) for m in messages] == [("error", code)]
+    assert closed.rcvd is not None
+    assert closed.rcvd.code == 1008
+    assert closed.rcvd.reason.startswith(f"{code}: ")
+
+
+@pytest.mark.parametrize(
+    "later", ["{", '{"type":"sing"}', '{"type":"signal","signal":"LOUD"}', '{"type":"input"}']
+)
+async def test_a_later_message_without_sense_closes_and_the_exec_goes_on(
+    api: Api, box: str, later: str
+) -> None:
+    async with socket_to(api, box) as socket:
+        await socket.send(json.dumps({"type": "start", "cmd": ["sleep", "60"]}))
+        exec_id = json.loads(await socket.recv())["exec_id"]
+        await socket.send(later)
+        messages, closed = await until_closed(socket)
+    assert [(m["type"], m["code"]) for m in messages] == [("error", "invalid")]
+    assert closed.rcvd is not None
+    assert closed.rcvd.code == 1008
+    info = await api.http.get(f"/v1/sandboxes/{box}/execs/{exec_id}")
+    assert info.json()["running"] is True
+
+
+async def test_the_end_of_the_sandbox_is_nobodys_fault(api: Api) -> None:
+    box = (await api.rpc("create", template="bash"))["id"]
+    async with socket_to(api, box) as socket:
+        await socket.send(json.dumps({"type": "start", "cmd": ["sleep", "60"]}))
+        await socket.recv()
+        await api.rpc("delete", id=box)
+        messages, closed = await until_closed(socket)
+    assert [(m["type"], m["code"]) for m in messages] == [("error", "gone")]
+    assert closed.rcvd is not None
+    assert closed.rcvd.code == 1001
 
 
 async def test_an_unknown_sandbox_is_404_before_the_socket_opens(api: Api) -> None:

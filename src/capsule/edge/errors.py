@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,10 +27,19 @@ JSON_HEADERS = [(b"content-type", b"application/json")]
 class HttpError(CapsuleError):
     """What only HTTP knows: a method that a path does not have, a media type, a slow body."""
 
-    def __init__(self, status: int, code: str, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        hint: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.http_status = status  # type: ignore[misc]  # one class for the few codes of HTTP itself
         self.code = code  # type: ignore[misc]  # as above
+        self.headers = headers or {}
 
 
 def understand(error: BaseException) -> CapsuleError:
@@ -37,7 +47,8 @@ def understand(error: BaseException) -> CapsuleError:
     if isinstance(error, CapsuleError):
         return error
     if isinstance(error, HTTPException):
-        return _of_http(error)
+        text = str(error.detail).replace("\n", " ")
+        return HttpError(error.status_code, "invalid", text, headers=error.headers)
     incident = secrets.token_hex(6)
     log.error("incident %s: %r", incident, error, exc_info=error)
     return InternalError(
@@ -47,14 +58,10 @@ def understand(error: BaseException) -> CapsuleError:
     )
 
 
-def _of_http(error: HTTPException) -> CapsuleError:
-    match error.status_code:
-        case 404:
-            return HttpError(404, "not_found", "no such path", hint="GET /docs lists every path")
-        case 405:
-            return HttpError(405, "invalid", "this path does not know that method")
-        case status:
-            return HttpError(status, "invalid", str(error.detail).replace("\n", " "))
+def wrong_method(method: str, allowed: Sequence[str]) -> HttpError:
+    named = ", ".join(allowed)
+    text = f"method {method[:20]} is not for this path, allowed: {named}"
+    return HttpError(405, "invalid", text, headers={"allow": named})
 
 
 def told(error: CapsuleError) -> dict[str, Any]:
@@ -82,6 +89,8 @@ def http_headers(error: CapsuleError, body: bytes) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", seconds))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, HttpError):
+        headers += [(name.lower().encode(), text.encode()) for name, text in error.headers.items()]
     return headers
 
 

@@ -14,7 +14,10 @@ From the server:
     1 byte stream (1 stdout, 2 stderr, 3 pty), 8 bytes offset (big-endian), data    frames: binary
     {"type": "gap", "stream": "…", "start": 0, "end": 0}            bytes that are no longer kept
     {"type": "exit", …}                                as in an exec's result; then close 1000
-    {"type": "error", "code": "…", "message": "…"}     the exec may go on; then close 1011
+    {"type": "error", "code": "…", "message": "…"}     the exec may go on; then a close:
+                                                       1001 sandbox or exec are over, 1008 a mistake
+                                                       of the client's, 1013 full: try later, 1011 a
+                                                       fault of ours
 
 To the server: binary messages are input; `{"type": "input", "data": "…"}` is input as text,
 `{"type": "eof"}` its end, `{"type": "signal", "signal": "INT"}`,
@@ -35,7 +38,7 @@ from starlette.types import Receive, Scope, Send
 from capsule.edge import shapes as s
 from capsule.edge.errors import told, understand
 from capsule.edge.follow import Chunk, Event, Follower
-from capsule.edge.sockets import Inbox, Left, Socket, guarded, race
+from capsule.edge.sockets import Inbox, Left, Socket, guarded, race, refuse
 from capsule.edge.verbs import Verbs
 from capsule.edge.views import GapView, StartedView
 from capsule.errors import InvalidError, WrongStateError
@@ -93,13 +96,18 @@ class ExecSocketEndpoint:
         id = socket.scope["path_params"]["id"]
         self._verbs.service.get(id)  # an unknown sandbox is a 404 before the handshake
         await socket.accept()
-        first = await self._first(socket)
         try:
-            stream = await self._open(id, first)
-        except Exception as error:  # told in a message: there is an open socket for it
-            await self._fail(socket, error)
-            return
-        async with stream:
+            await self._talk(socket, id)
+        except Left:
+            raise
+        except Exception as error:  # the edge: a close has room for a few words, a message for all
+            known = understand(error)
+            await socket.tell("error", told(known))
+            await refuse(socket, known)
+
+    async def _talk(self, socket: Socket, id: str) -> None:
+        first = await self._first(socket)
+        async with await self._open(id, first) as stream:
             await socket.tell("started", StartedView(exec_id=stream.exec_id, pid=stream.pid))
             await self._converse(socket, stream, first)
 
@@ -122,20 +130,9 @@ class ExecSocketEndpoint:
         )
         text = first.frames == "text"
         follower = Follower(stream, text=text, stdout=stdout, stderr=stderr)
-        try:
-            inbox = Inbox(socket)
-            await race(_send_output(socket, follower), _take_input(inbox, stream), inbox.fill())
-        except (InvalidError, Left):
-            raise  # a message that makes no sense, or nobody there: `guarded` closes
-        except Exception as error:
-            await self._fail(socket, error)
-        else:
-            await socket.close(1000, f"the program {stream.exit.reason}" if stream.exit else "")
-
-    async def _fail(self, socket: Socket, error: Exception) -> None:
-        known = understand(error)
-        await socket.tell("error", told(known))
-        await socket.close(1011, f"{known.code}: {known}")
+        inbox = Inbox(socket)
+        await race(_send_output(socket, follower), _take_input(inbox, stream), inbox.fill())
+        await socket.close(1000, f"the program {stream.exit.reason}" if stream.exit else "")
 
 
 async def _send_output(socket: Socket, follower: Follower) -> None:

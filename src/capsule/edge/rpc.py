@@ -22,11 +22,11 @@ from starlette.types import Receive, Scope, Send
 from capsule.edge.body import read_body, require_json
 from capsule.edge.errors import (
     JSON_HEADERS,
-    HttpError,
     encode,
     retry_after,
     rpc_error,
     understand,
+    wrong_method,
 )
 from capsule.edge.shapes import malformed, parse
 from capsule.errors import CapsuleError, InvalidError
@@ -116,7 +116,7 @@ class Rpc:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            raise HttpError(405, "invalid", "/rpc takes POST only")
+            raise wrong_method(scope["method"], ["POST"])
         require_json(scope)
         body = await read_body(receive)
         answer, headers = await self.answer(body)

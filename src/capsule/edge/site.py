@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -24,10 +23,11 @@ from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
 from capsule.edge.guard import KeyGuard, SiteGuard
 from capsule.edge.methods import build_methods
+from capsule.edge.nowhere import METHODS, answer_the_lost
 from capsule.edge.pieces import in_pieces
 from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
 from capsule.edge.rest_files import file_routes
-from capsule.edge.routing import Described, add_schemas, failure, reply
+from capsule.edge.routing import Described, add_schemas, reply
 from capsule.edge.rpc import Rpc
 from capsule.edge.terminal import TerminalEndpoint
 from capsule.edge.verbs import Verbs
@@ -84,7 +84,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str) -> FastAPI:
         ("/v1/sandboxes/{id}/exec/ws", exec_socket),
     ):
         web.router.routes.append(WebSocketRoute(path, endpoint))
-    web.add_exception_handler(HTTPException, _no_route)
+    answer_the_lost(web)
     _add_documents(web, types)
     return web
 
@@ -121,10 +121,6 @@ def _add_documents(web: FastAPI, types: Described) -> None:
     web.add_route("/", root, include_in_schema=False)
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    return failure(understand(error))
-
-
 def answering(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> ASGIApp:
     """The last resort: whatever was raised before an answer began becomes one."""
 
@@ -153,7 +149,7 @@ def with_cors(app: ASGIApp, config: Config) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=config.allowed_origins,
-        allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
+        allow_methods=METHODS,
         allow_headers=["*"],
         expose_headers=["Content-Range", "ETag", "Retry-After"],
         max_age=600,

@@ -18,11 +18,15 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from capsule.edge.errors import encode, one_line, send_error, understand
-from capsule.errors import CapacityError, CapsuleError, InvalidError
+from capsule.errors import CapacityError, CapsuleError, GoneError, InvalidError
 
 T = TypeVar("T")
 
+OVER = 1001
+MISTAKE = 1008
+FAULT = 1011
 RESTART = 1012
+FULL = 1013
 RESTART_REASON = "the server restarts; come back, what runs goes on"
 INPUT_PATIENCE = 600.0
 _OVERHEAD = 64  # empty messages take room too
@@ -131,15 +135,23 @@ async def guarded(socket: Socket, handler: Callable[[Socket], Awaitable[None]]) 
             await _close_quietly(socket, RESTART, RESTART_REASON)
         raise
     except Exception as error:  # the edge: whatever it is becomes an answer
-        await _refuse(socket, understand(error))
+        await refuse(socket, understand(error))
 
 
-async def _refuse(socket: Socket, error: CapsuleError) -> None:
+async def refuse(socket: Socket, error: CapsuleError) -> None:
     if not socket.accepted:
         await send_error(socket.scope, socket._receive, socket._send, error)
         return
-    code = 1008 if isinstance(error, InvalidError) else 1011
-    await _close_quietly(socket, code, f"{error.code}: {error}")
+    await _close_quietly(socket, close_code(error), f"{error.code}: {error}")
+
+
+def close_code(error: CapsuleError) -> int:
+    """Whose turn it is: the client's to change something, to wait or to leave it, or ours."""
+    if isinstance(error, GoneError):
+        return OVER
+    if isinstance(error, CapacityError):
+        return FULL
+    return MISTAKE if error.http_status < 500 else FAULT
 
 
 async def _close_quietly(socket: Socket, code: int, reason: str) -> None:

@@ -19,8 +19,8 @@ are JSON:
 A viewer that joins or comes back first gets the recent screen again; one that reads too slowly
 misses what was between. Close codes: 1000 the shell ended (the reason says how), 1001 the sandbox
 is over, 1008 a message that makes no sense, 1011 the box does not answer, 1012 the server restarts
-(come back, the shell goes on). An unknown sandbox is a 404 before the socket opens; a missing key
-a 401, a foreign origin a 403.
+(come back, the shell goes on), 1013 it takes no more input. An unknown sandbox is a 404 before the
+socket opens; a missing key a 401, a foreign origin a 403.
 """
 
 from __future__ import annotations
@@ -31,7 +31,17 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from capsule.edge.shapes import Name, Shape, Side, parse
-from capsule.edge.sockets import RESTART, RESTART_REASON, Inbox, Socket, guarded, query, race
+from capsule.edge.sockets import (
+    FAULT,
+    OVER,
+    RESTART,
+    RESTART_REASON,
+    Inbox,
+    Socket,
+    guarded,
+    query,
+    race,
+)
 from capsule.edge.text import TextCut
 from capsule.edge.verbs import Verbs
 from capsule.edge.views import ExitView
@@ -40,7 +50,7 @@ from capsule.service.terminal import Closing, TerminalSession
 FRAMED = "capsule.terminal.v1"
 RAW = "capsule.terminal.raw"
 
-CLOSE_CODES = {"exited": 1000, "left": 1000, "gone": 1001, "unavailable": 1011}
+CLOSE_CODES = {"exited": 1000, "left": 1000, "gone": OVER, "unavailable": FAULT}
 
 
 class Query(Shape, kw_only=True, frozen=True):

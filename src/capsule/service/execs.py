@@ -201,8 +201,7 @@ class Execs:
             await link.send_input(validate.exec_id(exec_id), data, eof=eof)
 
     async def resize(self, id: str, exec_id: str, rows: int, cols: int) -> None:
-        validate.count("rows", rows, 1, 4096)
-        validate.count("cols", cols, 1, 4096)
+        validate.screen(rows, cols)
         async with self._access.visit(id) as link:
             await link.resize(validate.exec_id(exec_id), rows, cols)
 

@@ -55,6 +55,7 @@ class Jobs:
         exec_id = _exec_id(entry, call.idempotency_key)
         code = _program(entry, call, exec_id, session=call.session is not None and tty is None)
         rows, cols = tty or (24, 80)
+        validate.screen(rows, cols)
         env, cwd, carried = await self._place(entry, call)
         request = ExecRequest(
             argv=code.argv,
@@ -64,8 +65,8 @@ class Jobs:
             timeout=self._timeout(call.timeout),
             stdin=stdin_open or bool(call.stdin),
             tty=tty is not None,
-            rows=validate.count("rows", rows, 1, 4096),
-            cols=validate.count("cols", cols, 1, 4096),
+            rows=rows,
+            cols=cols,
             output_limit=self._output_limit(call.output_limit),
             on_limit=validate.choice("on_limit", call.on_limit, ("truncate", "kill")),
             carry=code.reports,

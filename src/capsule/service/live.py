@@ -10,6 +10,7 @@ from typing import Any, Self
 from capsule.errors import CapsuleError, UnavailableError
 from capsule.link.exec_stream import ExecStream, Gap, Output
 from capsule.model import ExecId, Exit, Stream
+from capsule.service import validate
 from capsule.service.permits import Permit
 
 Explain = Callable[[UnavailableError], Awaitable[CapsuleError]]
@@ -107,9 +108,10 @@ class LiveExec:
         await self._stream.send_eof()
 
     async def signal(self, name: str) -> None:
-        await self._stream.signal(name)
+        await self._stream.signal(validate.signal(name))
 
     async def resize(self, rows: int, cols: int) -> None:
+        validate.screen(rows, cols)
         await self._stream.resize(rows, cols)
 
     def _release(self) -> None:

@@ -125,8 +125,7 @@ class TerminalSession:
             await self._stream.send(data)
 
     async def resize(self, rows: int, cols: int) -> None:
-        validate.count("rows", rows, 1, 4096)
-        validate.count("cols", cols, 1, 4096)
+        validate.screen(rows, cols)
         if self.closing is None and self._stream.exit is None:
             await self._stream.resize(rows, cols)
 
@@ -155,8 +154,7 @@ class Terminals:
 
     async def join(self, id: str, name: str, rows: int, cols: int) -> TerminalSession:
         _check_name(name)
-        validate.count("rows", rows, 1, 4096)
-        validate.count("cols", cols, 1, 4096)
+        validate.screen(rows, cols)
         visit = self.access.visit(id)
         place = (visit.entry.id, name)
         if len(self._viewers.get(place, ())) >= MAX_VIEWERS:

@@ -16,6 +16,7 @@ MAX_ENV = 256 * 1024
 MAX_ARGV = 512 * 1024
 MAX_METADATA = 64
 MAX_PATH = 4095
+MAX_SIDE = 4096  # of a terminal, in characters
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _EXEC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -40,6 +41,12 @@ def count(field: str, value: Any, low: int, high: int) -> int:
             f"{field}: {brief(value)} is out of range, allowed: {low} to {high}", field=field
         )
     return value
+
+
+def screen(rows: int, cols: int) -> None:
+    """The size of a terminal."""
+    count("rows", rows, 1, MAX_SIDE)
+    count("cols", cols, 1, MAX_SIDE)
 
 
 def choice(field: str, value: str, allowed: Sequence[str]) -> str:
