@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from capsule.edge.shapes import parse
+from capsule.errors import InvalidError
 from tests.api.client import Api, RpcFailure
 from tests.support.servers import RealServer
 
@@ -55,6 +58,38 @@ async def test_broken_requests(api: Api, body: bytes, code: int) -> None:
     assert error["data"]["code"] == "invalid"
     assert "\n" not in error["data"]["message"]
     assert len(answer.content) < 2000
+
+
+# Halves of a pair: at the end and far from it, first and second, after one that is whole.
+LONE = [
+    r"\ud800",
+    r"\udfff",
+    r"\ud83d and more text",
+    r"\ud83d\ude00\ud83d",
+    r"\uD800A",
+    r"\\\ud800",
+]
+
+
+@pytest.mark.parametrize("text", LONE)
+@pytest.mark.parametrize("more", ["", ', "language": "bash", "cwd": "/tmp"'])
+async def test_half_a_character_is_called_that(api: Api, box: str, text: str, more: str) -> None:
+    body = f'{{"code": "{text}"{more}}}'
+    call = f'{{"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.run", "params": {body}}}'
+    rest = await api.http.post(f"/v1/sandboxes/{box}/execs", content=body, headers=JSON)
+    rpc = await api.http.post("/rpc", content=call, headers=JSON)
+    assert rest.status_code == 400
+    assert "lone surrogate" in rest.json()["error"]["message"]
+    assert rpc.json()["error"]["code"] == -32700
+    assert "lone surrogate" in rpc.json()["error"]["data"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b'"', b'"abc', b'"\\ud83d', b'"\\ud83d\\ude', b'"\\\\ud83d ', b'["\\ud83d\\u']
+)
+def test_what_is_cut_is_called_that(body: bytes) -> None:
+    with pytest.raises(InvalidError, match="truncated"):
+        parse(msgspec.json.Decoder(Any), body)
 
 
 @pytest.mark.parametrize("id", [1, "a", "", None, -5, 1.5, 2**60, "€"])

@@ -142,7 +142,7 @@ class Rpc:
         try:
             entries = _BATCH.decode(body)
         except (ValueError, RecursionError) as error:
-            return _envelope(None, None, parse_error(malformed(error)))
+            return _envelope(None, None, parse_error(malformed(error, body)))
         if not 1 <= len(entries) <= MAX_BATCH:
             cause = InvalidError(f"batch: {len(entries)} calls, must be 1 to {MAX_BATCH}")
             return _envelope(None, None, invalid_request(cause))
@@ -171,7 +171,7 @@ class Rpc:
             cause = InvalidError(f"not a JSON-RPC request: {str(error)[:200]}")
             return Call(id=_id_of(raw), error=invalid_request(cause))
         except (ValueError, RecursionError) as error:
-            return Call(id=None, error=parse_error(malformed(error)))
+            return Call(id=None, error=parse_error(malformed(error, raw)))
         if request.jsonrpc != "2.0":
             cause = InvalidError(f'jsonrpc: must be "2.0", got {request.jsonrpc[:20]!r}')
             return Call(id=_id_of(raw), error=invalid_request(cause))

@@ -222,6 +222,8 @@ def mode_bits(mode: int | str) -> int:
 
 T = TypeVar("T")
 
+# A first half, escaped, near the end, that goes on with something else than its second half.
+_ENDS_IN_HALF = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?:[^\\]|\\[^u])")
 _AT = re.compile(r"^(?P<problem>.*) - at `(?P<path>.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
@@ -234,10 +236,10 @@ def parse(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
     except msgspec.ValidationError as error:
         raise _explain(error, data) from None
     except (ValueError, RecursionError) as error:
-        raise malformed(error) from None
+        raise malformed(error, data) from None
 
 
-def malformed(error: Exception) -> InvalidError:
+def malformed(error: Exception, data: bytes | msgspec.Raw) -> InvalidError:
     """Not JSON at all: broken syntax, bytes that are not UTF-8, lone surrogates, endless
     nesting.
     """
@@ -245,7 +247,20 @@ def malformed(error: Exception) -> InvalidError:
         return InvalidError("not valid JSON: nested too deeply")
     if isinstance(error, UnicodeDecodeError):
         return InvalidError("not valid JSON: not UTF-8")
-    return InvalidError(f"not valid JSON: {_short(str(error).removeprefix('JSON is malformed: '))}")
+    problem = str(error).removeprefix("JSON is malformed: ")
+    if _is_lone_surrogate(problem, bytes(data)):
+        return InvalidError(
+            "not valid JSON: a string has a lone surrogate (\\ud800 to \\udfff), half a character",
+            hint="escape what is beyond \\uffff as a pair; what is no text goes as base64",
+        )
+    return InvalidError(f"not valid JSON: {_short(problem)}")
+
+
+def _is_lone_surrogate(problem: str, data: bytes) -> bool:
+    """msgspec has several words for it, and at the end of the data takes it for a cut."""
+    if "surrogate" in problem or "end of hex escape" in problem:
+        return True
+    return problem == "Input data was truncated" and _ENDS_IN_HALF.search(data[-64:]) is not None
 
 
 def _explain(error: msgspec.ValidationError, data: bytes | msgspec.Raw) -> InvalidError:
