@@ -78,7 +78,12 @@ class Config:
     )
     api_keys: tuple[str, ...] = field(
         default=(),
-        metadata=about("list", "keys that may use the API; none: no key is asked for", secret=True),
+        metadata=about(
+            "list",
+            f"keys that may use the API, each of {API_KEY_MIN} printable ASCII characters or more; "
+            "none: no key is asked for",
+            secret=True,
+        ),
     )
     allowed_hosts: tuple[str, ...] = field(
         default=(),
@@ -176,7 +181,9 @@ class Config:
     )
     max_body: int = field(
         default=16 * MIB,
-        metadata=about("bytes", "largest JSON body of a request", low=1024, high=GIB),
+        metadata=about(
+            "bytes", "largest body of a request that is no upload of files", low=1024, high=GIB
+        ),
     )
     max_upload: int = field(
         default=0,

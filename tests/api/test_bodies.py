@@ -44,6 +44,24 @@ async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long() -> None
     assert answer.status_code == 413
 
 
+async def test_input_that_is_too_large_is_told_the_other_way_in() -> None:
+    async with serving(max_body=MIB) as running, httpx.AsyncClient(base_url=running.url) as client:
+        url = "/v1/sandboxes/x/execs/e1/stdin"
+        answer = await client.post(url, content=b"x" * (2 * MIB))
+    error = answer.json()["error"]
+    assert answer.status_code == 413
+    assert error["details"] == {"limit": MIB}
+    assert str(2 * MIB) in error["message"] and str(MIB) in error["message"]
+    assert "several requests" in error["hint"] and "/exec/ws" in error["hint"]
+
+
+async def test_the_limit_of_input_is_in_the_reference() -> None:
+    async with serving() as running, httpx.AsyncClient(base_url=running.url) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    about = paths["/v1/sandboxes/{id}/execs/{exec_id}/stdin"]["post"]
+    assert "16 MiB" in about["description"] and "max_body" in about["description"]
+
+
 async def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "PATIENCE", 0.2)
     monkeypatch.setattr(body, "LINGER", 0.1)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule.config import (
+    API_KEY_MIN,
     Config,
     check_exposure,
     check_limit,
@@ -128,6 +129,11 @@ def test_keys_are_never_printed() -> None:
 def test_weak_keys_are_refused(key: Any) -> None:
     with pytest.raises(InvalidError, match="api_keys"):
         Config(api_keys=(key,))
+
+
+def test_the_length_of_keys_is_in_the_reference() -> None:
+    about = next(setting for setting in settings() if setting.name == "api_keys")
+    assert f"{API_KEY_MIN} printable ASCII characters" in about.help
 
 
 def test_variables_of_others_are_left_alone() -> None:

@@ -21,6 +21,7 @@ from capsule.link.exec_stream import Output
 from capsule.model import ExecId, Language, Reason, Template
 from capsule.service import CreateRequest, ExecCall, RunCall
 from capsule.service.code import program
+from capsule.service.jobs import MAX_STDIN
 from capsule.service.once import AGENT_REMEMBERS
 from tests.support import eventually
 from tests.unit.service_double import Bench, FakeExec, bench
@@ -100,6 +101,18 @@ async def test_bad_calls_never_reach_the_agent(
         assert len(str(caught.value)) < 300
         assert [r for r in agent(b, id).requests if r["op"] == "exec"] == []
         assert b.service.stats().execs == 0
+
+
+async def test_input_is_bounded(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        id = await one(b)
+        for send in (
+            b.service.exec(id, ExecCall(("true",), stdin=bytes(MAX_STDIN + 1))),
+            b.service.send_input(id, "e1", bytes(MAX_STDIN + 1)),
+        ):
+            with pytest.raises(TooLargeError, match=f"stdin: .* limit {MAX_STDIN}") as refused:
+                await send
+            assert "piece by piece" in (refused.value.hint or "")
 
 
 async def test_unknown_languages_name_the_known_ones(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The guard puts a `Meter` in front of every body. It refuses what is over the limit before reading
 it, and gives up on a sender that makes no headway. A route that takes uploads lifts the limit
-with `lift`.
+with `lift`; one that knows a better way for large things names it with `advise`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from capsule.edge.errors import HttpError
 from capsule.edge.shapes import parse
 from capsule.errors import TooLargeError
 from capsule.model import MIB
-from capsule.service.room import Room
+from capsule.service.room import SMALL, Room
 
 PATIENCE = 30.0  # seconds in which at least HEADWAY bytes must come
 HEADWAY = 32 * 1024
@@ -29,17 +29,18 @@ LINGER_BYTES = 256 * MIB  # bytes of an unwanted body that are read and thrown a
 
 T = TypeVar("T")
 
-# For bodies that must be read whole before they mean anything.
-_bodies = Room(32 * MIB)
-
 
 class Meter:
-    """An ASGI `receive` that counts."""
+    """An ASGI `receive` that counts. `room` is what bodies share that must be read whole before
+    they mean anything.
+    """
 
-    def __init__(self, receive: Receive, *, length: int | None, limit: int) -> None:
+    def __init__(self, receive: Receive, *, length: int | None, limit: int, room: Room) -> None:
         self.limit: int | None = limit
+        self.hint = "send large files with PUT /v1/sandboxes/{id}/files/{path}"
         self._receive = receive
         self._length = length
+        self._room = room
         self._total = 0
         self._since_reset = 0
         self._deadline: float | None = None
@@ -65,9 +66,10 @@ class Meter:
 
     async def make_room(self) -> None:
         """Wait until all of the body may be kept in memory; its sender waits as well."""
-        most = self._length if self._length is not None else self.limit
-        await _bodies.take(most or 0)
-        self._deadline = None
+        most = self._length if self._length is not None else self.limit or 0
+        if most > SMALL:
+            await self._room.take(most)
+            self._deadline = None
 
     def _count(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
         self._total += size
@@ -81,7 +83,7 @@ class Meter:
         if self.limit is not None and size > self.limit:
             raise TooLargeError(
                 f"request body too large: {size} bytes, limit {self.limit}",
-                hint="send large files with PUT /v1/sandboxes/{id}/files/{path}",
+                hint=self.hint,
                 limit=self.limit,
             )
 
@@ -122,9 +124,20 @@ def finishing(meter: Meter, send: Send) -> Send:
 
 def lift(request: Request, limit: int) -> None:
     """Let this request's body be as long as `limit` says (0: as the sandbox's disk allows)."""
-    meter = request.scope.get("capsule.meter")
-    if isinstance(meter, Meter):
+    if (meter := _meter(request)) is not None:
         meter.limit = limit or None
+
+
+def advise(request: Request, hint: str) -> None:
+    """What to do instead of sending a body that is too large."""
+    if (meter := _meter(request)) is not None:
+        meter.hint = hint
+
+
+def _meter(request: Request) -> Meter | None:
+    """None: the request has no body."""
+    meter: Meter | None = request.scope.get("capsule.meter")
+    return meter
 
 
 def require_json(scope: Scope) -> None:

@@ -28,10 +28,13 @@ from capsule.config import Config, is_loopback
 from capsule.edge.body import Meter, finishing
 from capsule.edge.errors import send_error
 from capsule.errors import CapsuleError, ForbiddenError, InvalidError, UnauthenticatedError
+from capsule.model import MIB
+from capsule.service.room import Room
 
 KEY_PROTOCOL = "capsule.key."
 # What a browser or a load balancer must reach without a key: nothing here tells of any sandbox.
 PUBLIC = frozenset({"/", "/health", "/docs", "/openapi.json", "/favicon.ico"})
+BODIES = 32 * MIB  # of memory for large request bodies, all together; further ones wait
 _MAX_KEY = 1024
 _MAX_HOST = 260  # the longest name, and a port
 
@@ -44,12 +47,13 @@ class SiteGuard:
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self._app = app
         self._max_body = config.max_body
+        self._room = Room(BODIES)
         self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
         self._host_ok = lru_cache(maxsize=1024)(HostRule(config))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (length := _body_length(scope["headers"])) != 0:
-            receive = meter = Meter(receive, length=length, limit=self._max_body)
+            receive = meter = Meter(receive, length=length, limit=self._max_body, room=self._room)
             send = finishing(meter, send)
             scope["capsule.meter"] = meter
         try:

@@ -15,7 +15,8 @@ GET    S/execs/{exec_id}            ?output=true: with what it wrote so far
 GET    S/execs/{exec_id}/stream     events, from Last-Event-ID or ?stdout=&stderr= offsets on;
                                     ?encoding=base64
 POST   S/execs/{exec_id}/kill       {"signal": "TERM", "grace_ms": 2000}
-POST   S/execs/{exec_id}/stdin      the body is the input, as it is; ?eof=true closes it
+POST   S/execs/{exec_id}/stdin      the body is the input, as it is, up to max_body (16 MiB);
+                                    ?eof=true closes it
 POST   S/execs/{exec_id}/resize     {"rows": 40, "cols": 120}
 POST   S/batch                      {"commands": […], "stop_on_error": true}
 GET    /v1/templates
@@ -33,7 +34,7 @@ from starlette.responses import Response
 
 from capsule.edge import shapes as s
 from capsule.edge import views as v
-from capsule.edge.body import read_body, read_json
+from capsule.edge.body import advise, read_body, read_json
 from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.sse import EventStream, exec_events, parse_event_id
 from capsule.edge.verbs import Verbs
@@ -161,7 +162,10 @@ def exec_routes(verbs: Verbs, types: Described) -> APIRouter:
         **describe(types, raw_body="application/octet-stream", returns=v.SentView),
     )
     async def send_input(id: str, exec_id: str, request: Request, eof: bool = False) -> Response:
-        """Write the body to the program's input."""
+        """Write the body to the program's input: up to `max_body` (16 MiB) at a time. More goes in
+        several requests, or over the WebSocket `…/exec/ws`, which has no limit.
+        """
+        advise(request, "send it in several requests, or over ws /v1/sandboxes/{id}/exec/ws")
         data = await read_body(request.receive)
         await verbs.service.send_input(id, exec_id, data, eof=eof)
         return reply(v.SentView(bytes=len(data)))

@@ -20,7 +20,7 @@ from capsule.model import WORKSPACE, ExecInfo
 from capsule.service import validate
 from capsule.service.access import Access
 from capsule.service.entry import Entry
-from capsule.service.jobs import MAX_STDIN, Call, Job, Jobs
+from capsule.service.jobs import Call, Job, Jobs, check_stdin
 from capsule.service.live import LiveExec
 from capsule.service.once import NOT_STARTED, Once, gather
 from capsule.service.permits import Permit, Permits
@@ -196,7 +196,7 @@ class Execs:
             return await link.kill(validate.exec_id(exec_id), signal=name, grace=grace)
 
     async def send_input(self, id: str, exec_id: str, data: bytes, *, eof: bool) -> None:
-        validate.count("size of the input", len(data), 0, MAX_STDIN)
+        check_stdin(data)
         async with self._access.visit(id) as link:
             await link.send_input(validate.exec_id(exec_id), data, eof=eof)
 

@@ -71,7 +71,7 @@ class Jobs:
             on_limit=validate.choice("on_limit", call.on_limit, ("truncate", "kill")),
             carry=code.reports,
         )
-        return Job(request, _stdin(call.stdin), code, call.session, carried)
+        return Job(request, check_stdin(call.stdin), code, call.session, carried)
 
     async def _place(self, entry: Entry, call: Call) -> _Place:
         env, cwd, carried = entry.environ, call.cwd, False
@@ -110,11 +110,11 @@ def _program(entry: Entry, call: Call, exec_id: ExecId, *, session: bool) -> Pro
     return program(entry.template, call.language, call.code, exec_id, session=session)
 
 
-def _stdin(data: bytes) -> bytes:
+def check_stdin(data: bytes) -> bytes:
     if len(data) > MAX_STDIN:
         raise TooLargeError(
             f"stdin: {len(data)} bytes, limit {MAX_STDIN}",
-            hint="write it to a file, or send it to a running exec piece by piece",
+            hint="write it to a file, or send it piece by piece to an exec that runs",
             field="stdin",
             limit=MAX_STDIN,
         )
