@@ -153,6 +153,39 @@ async def test_wrong_params_name_the_field(
 
 
 @pytest.mark.parametrize(
+    ("method", "params", "message"),
+    [
+        ("create", {"ttl_ms": 1}, "ttl_ms: 1 is out of range, allowed: 1000 to 86400000"),
+        ("create", {"ttl_ms": 86400001}, "ttl_ms: 86400001 is out of range, "),
+        ("create", {"idle_timeout_ms": 86400001}, "idle_timeout_ms: 86400001 is out of range, "),
+        ("setTimeout", {"ttl_ms": 10**9}, "ttl_ms: 1000000000 is out of range, "),
+        ("exec", {"cmd": "true", "timeout_ms": 3600001}, "timeout_ms: 3600001 is out of range, "),
+        ("run", {"code": "1", "timeout_ms": 3600001}, "timeout_ms: 3600001 is out of range, "),
+        (
+            "kill",
+            {"exec_id": "e", "grace_ms": 60001},
+            "grace_ms: expected `int` <= 60000, got 60001",
+        ),
+    ],
+)
+async def test_times_out_of_range_are_named_as_they_were_written(
+    api: Api, box: str, method: str, params: dict[str, Any], message: str
+) -> None:
+    if method != "create":
+        params = {"id": box, **params}
+    with pytest.raises(RpcFailure) as failure:
+        await api.rpc(method, **params)
+    assert failure.value.message.startswith(message)
+    assert failure.value.details["field"] == message.partition(":")[0]
+
+
+async def test_the_same_over_rest(api: Api, box: str) -> None:
+    answer = await api.http.patch(f"/v1/sandboxes/{box}", json={"ttl_ms": 10**9})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("ttl_ms: 1000000000 is out of range")
+
+
+@pytest.mark.parametrize(
     "path",
     [
         "/workspace/../../etc/passwd",

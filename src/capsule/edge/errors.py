@@ -45,7 +45,7 @@ class HttpError(CapsuleError):
 def understand(error: BaseException) -> CapsuleError:
     """What the client gets to know of `error`. Logs it when it is a bug of ours."""
     if isinstance(error, CapsuleError):
-        return error
+        return _in_millis(error.details) if error.details.get("unit") == "seconds" else error
     if isinstance(error, HTTPException):
         text = str(error.detail).replace("\n", " ")
         return HttpError(error.status_code, "invalid", text, headers=error.headers)
@@ -56,6 +56,13 @@ def understand(error: BaseException) -> CapsuleError:
         hint="the server's log has the cause under this id",
         incident=incident,
     )
+
+
+def _in_millis(found: Mapping[str, Any]) -> InvalidError:
+    """Inside, times are seconds; clients write whole milliseconds, in fields that say so."""
+    field = f"{found['field']}_ms"
+    value, least, most = (round(found[name] * 1000) for name in ("value", "least", "most"))
+    return invalid_field(field, f"{value} is out of range, allowed: {least} to {most}")
 
 
 def wrong_method(method: str, allowed: Sequence[str]) -> HttpError:

@@ -149,7 +149,7 @@ class Attach(OfExec, kw_only=True, frozen=True):
 
 class Signal(Shape, kw_only=True, frozen=True):
     signal: SignalName = "KILL"
-    grace_ms: Annotated[int, Meta(ge=0, le=600_000)] = 0
+    grace_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
 
 
 class Kill(Signal, kw_only=True, frozen=True):

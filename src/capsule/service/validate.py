@@ -27,10 +27,17 @@ SIGNALS = frozenset(
 
 
 def seconds(field: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+    """Raises InvalidError with all of it in `details`, for edges that speak of other units."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidError(f"{field}: {brief(value)} is no number of seconds", field=field)
+    if not low <= value <= high:
         raise InvalidError(
-            f"{field}: {brief(value)} is out of range, allowed: {low:g} to {high:g} seconds",
+            f"{field}: {value:.15g} is out of range, allowed: {low:.15g} to {high:.15g} seconds",
             field=field,
+            unit="seconds",
+            value=value,
+            least=low,
+            most=high,
         )
     return float(value)
 
