@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from capsule.edge.follow import Chunk, Event, Follower
+from capsule.edge import follow
+from capsule.edge.follow import PIECE, Chunk, Event, Follower
 from capsule.edge.views import ExitView, GapView
 from capsule.errors import UnavailableError
 from capsule.link.exec_stream import Gap, Output
@@ -78,9 +82,57 @@ async def test_a_gap_is_told_with_what_was_held_before_it() -> None:
 
 
 async def test_bytes_are_passed_as_they_come() -> None:
-    source = follower(Output(OUT, 7, b"\xe2"), Output(ERR, 3, b"\x82"), text=False, stdout=7)
+    source = follower(
+        Output(OUT, 7, b"\xe2"), Output(ERR, 3, b"\x82"), text=False, stdout=7, stderr=3
+    )
     assert await all_of(source) == [Chunk(OUT, 7, b"\xe2"), Chunk(ERR, 3, b"\x82")]
     assert source.offsets == (8, 4)
+
+
+@pytest.mark.parametrize("text", [True, False])
+async def test_no_event_has_more_than_a_piece_of_output(text: bool) -> None:
+    data = ("x" + "€" * 500_000).encode()
+    source = follower(Output(OUT, 0, data[:-1]), Output(OUT, len(data) - 1, data[-1:]), text=text)
+    seen = await all_of(source)
+    sizes = [len(c.data.encode() if text else c.data) for c in seen]
+    assert max(sizes) <= PIECE and sum(sizes) == len(data)
+    assert [c.offset for c in seen] == list(itertools.accumulate(sizes[:-1], initial=0))
+    assert source.offsets == (len(data), 0)
+
+
+@given(
+    pieces=st.lists(st.binary(max_size=30) | st.text(max_size=10).map(str.encode), max_size=6),
+    text=st.booleans(),
+    data=st.data(),
+)
+async def test_going_on_behind_any_event_loses_and_repeats_nothing(
+    pieces: list[bytes], text: bool, data: st.DataObject
+) -> None:
+    whole = b"".join(pieces)
+    starts = itertools.accumulate(map(len, pieces), initial=0)
+    outputs = [Output(OUT, at, part) for at, part in zip(starts, pieces, strict=False)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow, "PIECE", 7)
+        source = follower(*outputs, text=text)
+        seen, ids = [], [(0, 0)]
+        async for event in source:
+            seen.append(event)
+            ids.append(source.offsets)
+        left = data.draw(st.integers(0, len(seen) - 1))  # the event after which the client was cut
+        at = ids[left][0]
+        again = await all_of(follower(Output(OUT, at, whole[at:]), text=text, stdout=at))
+    got = [chunk.data for chunk in [*seen[:left], *again] if isinstance(chunk, Chunk)]
+    if text:
+        assert "".join(got) == whole.decode("utf-8", "replace")  # type: ignore[arg-type]
+    else:
+        assert b"".join(got) == whole  # type: ignore[arg-type]
+
+
+async def test_what_is_told_at_once_is_counted_one_by_one() -> None:
+    source = follower(Output(OUT, 0, b"\xe2"), Gap(OUT, 1, 50), Output(OUT, 50, b"\xe2"),
+                      Output(ERR, 0, b"\xe2"))  # fmt: skip
+    behind = [source.offsets async for _ in source]
+    assert behind == [(1, 0), (50, 0), (51, 0), (51, 1), (51, 1)]
 
 
 async def test_a_broken_stream_invents_no_exit_and_counts_no_half_character() -> None:

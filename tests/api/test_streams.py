@@ -88,6 +88,21 @@ async def test_resuming_in_text_splits_no_character(api: Api, box: str) -> None:
         assert "�" not in expected[name]
 
 
+@pytest.mark.parametrize("encoding", ["text", "base64"])
+async def test_no_event_is_large_and_between_any_two_one_can_go_on(
+    api: Api, box: str, encoding: str
+) -> None:
+    flood = ["sh", "-c", "yes 'ein größeres Stück € 😀' | head -n 45000"]
+    result = await api.rpc("exec", id=box, cmd=flood)
+    url = f"/v1/sandboxes/{box}/execs/{result['exec_id']}/stream"
+    whole = await pieced_together(api, url, encoding=encoding)
+    decode = str.encode if encoding == "text" else base64.b64decode
+    parts = [decode(part["data"]) for part in whole["stdout"]]
+    assert b"".join(parts) == result["stdout"].encode()
+    assert len(b"".join(parts)) > 1024 * 1024
+    assert max(map(len, parts)) <= 64 * 1024
+
+
 async def test_characters_written_byte_by_byte_arrive_whole(api: Api, box: str) -> None:
     script = r"for b in 342 202 254; do printf \\$b; sleep 0.1; done; printf '\360\237'"
     exec_id = await started(api, box, ["sh", "-c", script])

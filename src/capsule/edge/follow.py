@@ -2,14 +2,15 @@
 stands.
 
 Every stream an edge offers (SSE, WebSocket, the long poll of JSON-RPC) is one `Follower`. Its
-`offsets` are where a client that was cut off goes on, without losing or repeating a byte.
+`offsets` are where a client that was cut off goes on, without losing or repeating a byte. An event
+carries at most `PIECE` bytes of output, so that no client needs room for more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
 from capsule.edge.text import TextCut, show
@@ -17,6 +18,8 @@ from capsule.edge.views import AttachView, ExitView, GapView
 from capsule.link.exec_stream import Gap, Output
 from capsule.model import Stream
 from capsule.service import LiveExec
+
+PIECE = 64 * 1024
 
 # How long a poll waits for what the agent has kept: it comes at once, if there is anything.
 _SETTLE = 0.05
@@ -33,7 +36,8 @@ Event = Chunk | GapView | ExitView
 
 
 class Follower:
-    """Iterate for events; the last one is the exit.
+    """Iterate for events; the last one is the exit. `offsets` are those behind the event that came
+    last.
 
     Raises UnavailableError when the box or its connection broke: there is no exit then. In text,
     a character still incomplete at that point is not counted in `offsets`, so it is whole after a
@@ -52,8 +56,7 @@ class Follower:
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         async for item in self.stream:
-            events = self._output(item) if isinstance(item, Output) else self._gap(item)
-            for event in events:
+            for event in self._output(item) if isinstance(item, Output) else self._gap(item):
                 yield event
         for event in self._rest():
             yield event
@@ -66,29 +69,33 @@ class Follower:
         self._first = stream
         return self._cuts[0]
 
-    def _output(self, item: Output) -> list[Event]:
-        cut = self._cut(item.stream)
-        if not self._text:
-            cut.offset = item.offset + len(item.data)
-            return [Chunk(item.stream, item.offset, item.data)]
-        start = cut.offset
-        text = cut.feed(item.data)
-        return [Chunk(item.stream, start, text)] if text else []
+    # These are generators: `offsets` move on with each event that is taken, and no sooner.
 
-    def _gap(self, item: Gap) -> list[Event]:
+    def _output(self, item: Output) -> Iterator[Event]:
+        cut, at = self._cut(item.stream), 0
+        while at < len(item.data):
+            piece = item.data[at : at + PIECE - cut.held]
+            at += len(piece)
+            start = cut.offset
+            content = cut.feed(piece) if self._text else cut.take(piece)
+            if content:
+                yield Chunk(item.stream, start, content)
+
+    def _gap(self, item: Gap) -> Iterator[Event]:
         cut = self._cut(item.stream)
-        events = self._flush(item.stream, cut)
+        yield from self._flush(item.stream, cut)
         cut.jump(item.end)
-        return [*events, GapView(stream=item.stream, start=item.start, end=item.end)]
+        yield GapView(stream=item.stream, start=item.start, end=item.end)
 
-    def _rest(self) -> list[Event]:
+    def _rest(self) -> Iterator[Event]:
         first, second = self._cuts
-        return self._flush(self._first, first) + self._flush(Stream.STDERR, second)
+        yield from self._flush(self._first, first)
+        yield from self._flush(Stream.STDERR, second)
 
-    def _flush(self, stream: Stream, cut: TextCut) -> list[Event]:
+    def _flush(self, stream: Stream, cut: TextCut) -> Iterator[Event]:
         start = cut.offset
-        text = cut.flush() if self._text else ""
-        return [Chunk(stream, start, text)] if text else []
+        if text := cut.flush():
+            yield Chunk(stream, start, text)
 
 
 async def poll(follower: Follower, *, wait: float, max_bytes: int, encoding: str) -> AttachView:

@@ -2,7 +2,8 @@
 
     event: started     {"exec_id", "pid"}              first, when this request started the exec
     event: stdout, stderr or pty
-                       {"offset", "data"}              id: OUT-ERR; text, or base64 if asked for
+                       {"offset", "data"}              id: OUT-ERR; text, or base64 if asked for;
+                                                       at most 64 KiB of output
     event: gap         {"stream", "start", "end"}      id: OUT-ERR; bytes that are no longer kept
     event: exit        as in an exec's result          id: OUT-ERR-end
     event: error       {"code", "message", …}          the stream broke; the exec may go on

@@ -17,15 +17,25 @@ class TextCut:
         self._decoder = Utf8Decoder()
         self.offset = offset
 
+    @property
+    def held(self) -> int:
+        """Bytes held back: the start of a character."""
+        return self._decoder.pending
+
     def feed(self, data: bytes) -> str:
-        end = self.offset + self._decoder.pending + len(data)
+        end = self.offset + self.held + len(data)
         text = self._decoder.feed(data)
-        self.offset = end - self._decoder.pending
+        self.offset = end - self.held
         return text
+
+    def take(self, data: bytes) -> bytes:
+        """Instead of `feed`, for those who want bytes."""
+        self.offset += len(data)
+        return data
 
     def flush(self) -> str:
         """The end: what was held back is no character, and becomes U+FFFD."""
-        self.offset += self._decoder.pending
+        self.offset += self.held
         return self._decoder.finish()
 
     def jump(self, offset: int) -> None:
