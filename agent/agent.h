@@ -171,6 +171,9 @@ struct status_message { int32_t kind, err, status; char stage[48]; double cpu_ms
 void file_main(int request_fd, int conn) __attribute__((noreturn));
 /* tree.c: removal that survives any depth and follows nothing */
 bool remove_tree(int dirfd, const char *name);
+/* copy.c: modes and times are kept, hard links become copies. false: see errno, and remove what was made. */
+bool copy_data(int from, int to);
+bool copy_tree(const char *from, const char *to);
 
 /* output.c: what an exec has written, with offsets */
 struct output {

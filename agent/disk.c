@@ -10,21 +10,10 @@
 
 static int copy_image(const char *template, const char *dir, struct fault *f) {
     cleanup_fd int from = open(template, O_RDONLY | O_CLOEXEC);
-    struct stat st;
-    if (from < 0 || fstat(from, &st)) return fault_set(f, errno, "open disk template"), -1;
+    if (from < 0) return fault_set(f, errno, "open disk template"), -1;
     cleanup_fd int to = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (to < 0) return fault_set(f, errno, "disk image"), -1;
-    if (ftruncate(to, st.st_size)) return fault_set(f, errno, "size disk image"), -1;
-    for (off_t at = 0;;) {
-        off_t start = lseek(from, at, SEEK_DATA);
-        if (start < 0) break; /* ENXIO: no more data */
-        off_t end = lseek(from, start, SEEK_HOLE);
-        loff_t in = start, out = start;
-        while (in < end)
-            if (copy_file_range(from, &in, to, &out, (size_t)(end - in), 0) <= 0)
-                return fault_set(f, errno ? errno : EIO, "copy disk image"), -1;
-        at = end;
-    }
+    if (!copy_data(from, to)) return fault_set(f, errno, "copy disk image"), -1;
     return steal_fd(&to);
 }
 

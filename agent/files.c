@@ -175,8 +175,27 @@ static void append_file(const struct json *r, const char *path, mode_t mode) {
     reply_stat(path, json_str(r, "path"), true);
 }
 
+/* As open(2) goes: to the end of the links, where a file may be still to be made. */
+static void follow_links(char path[PATH_MAX]) {
+    char target[PATH_MAX], next[2 * PATH_MAX];
+    for (int links = 0;; links++) {
+        ssize_t n = readlink(path, target, sizeof target - 1);
+        if (n < 0) return;
+        target[n] = 0;
+        int folder = *target == '/' ? 0 : (int)(strrchr(path, '/') + 1 - path);
+        if (snprintf(next, sizeof next, "%.*s%s", folder, path, target) >= PATH_MAX) refuse(ENAMETOOLONG, "open");
+        if (links == 40) refuse(ELOOP, "open");
+        strcpy(path, next);
+    }
+}
+
+/* A name of our own in the same folder, to be renamed or removed. */
+static void beside(const char *path, const char *what, char out[PATH_MAX + 40]) {
+    snprintf(out, PATH_MAX + 40, "%.*s/.capsule-%s-%d", (int)(strrchr(path, '/') - path), path, what, (int)getpid());
+}
+
 static void op_write(const struct json *r) {
-    char path[PATH_MAX], real[PATH_MAX], temporary[PATH_MAX + 40];
+    char path[PATH_MAX], temporary[PATH_MAX + 40];
     struct stat st;
     int64_t given = json_int(r, "mode", -1, -1, 07777);
     mode_t mode = given < 0 ? 0644 : (mode_t)given & 0777;
@@ -185,15 +204,14 @@ static void op_write(const struct json *r) {
     if (json_bool(r, "append", false)) append_file(r, path, mode);
     bool exists = !lstat(path, &st);
     if (exists && json_bool(r, "exclusive", false)) refuse(EEXIST, "open");
-    if (exists && S_ISLNK(st.st_mode) && realpath(path, real)) { /* replace what it points to, not the link */
-        memcpy(path, real, sizeof path);
+    if (exists && S_ISLNK(st.st_mode)) { /* replace what it points to, not the link */
+        follow_links(path);
         exists = !lstat(path, &st);
     }
     if (exists && S_ISDIR(st.st_mode)) refuse(EISDIR, "open");
-    if (exists && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode)) refuse_as("invalid", "open", "not a regular file");
+    if (exists && !S_ISREG(st.st_mode)) refuse_as("invalid", "open", "not a regular file");
     if (exists && given < 0) mode = st.st_mode & 0777;
-    const char *slash = strrchr(path, '/');
-    snprintf(temporary, sizeof temporary, "%.*s/.capsule-write-%d", (int)(slash - path), path, (int)getpid());
+    beside(path, "write", temporary);
     unlink(temporary);
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) refuse(errno, "open");
@@ -273,12 +291,50 @@ static void op_mkdir(const struct json *r) {
     reply(&(struct buf){0});
 }
 
+static int rename_to(const char *from, const char *to, bool overwrite) { /* older musl has no function for it */
+    return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, overwrite ? 0 : 1 /* NOREPLACE */);
+}
+
+/* Between two mounts, which /workspace and /tmp are, there is no rename(2). The copy is made beside the target, and both names
+ * change by renames: nobody sees half a result, and a failure leaves the source as it was. */
+static void move_by_copy(const char *from, const char *to, bool overwrite) {
+    char made[PATH_MAX + 40], aside[PATH_MAX + 40];
+    struct stat st, there;
+    if (lstat(from, &st)) refuse(errno, "rename");
+    if (!lstat(to, &there)) {
+        if (!overwrite) refuse(EEXIST, "rename");
+        if (st.st_dev == there.st_dev && st.st_ino == there.st_ino) return; /* one file by two names: rename(2) leaves both */
+        if (S_ISDIR(st.st_mode) != S_ISDIR(there.st_mode)) refuse(S_ISDIR(there.st_mode) ? EISDIR : ENOTDIR, "rename");
+    }
+    beside(to, "move", made);
+    beside(from, "moved", aside);
+    remove_tree(AT_FDCWD, made);
+    const char *stage = copy_tree(from, made) ? NULL : "copy";
+    if (!stage && rename(from, aside)) stage = "rename";
+    if (!stage && rename_to(made, to, overwrite)) {
+        int err = errno;
+        rename(aside, from);
+        errno = err;
+        stage = "rename";
+    }
+    if (stage) {
+        int err = errno;
+        remove_tree(AT_FDCWD, made);
+        if (err == E2BIG) refuse_as("too_large", stage, "a copy of more than 128 levels of folders");
+        refuse(err, stage);
+    }
+    if (!remove_tree(AT_FDCWD, aside)) refuse(errno, "remove");
+}
+
 static void op_move(const struct json *r) {
     char from[PATH_MAX], to[PATH_MAX];
+    bool overwrite = json_bool(r, "overwrite", true);
     path_of(r, "from", from);
     path_of(r, "to", to);
-    unsigned flags = json_bool(r, "overwrite", true) ? 0 : 1 /* NOREPLACE */;
-    if (syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, flags)) refuse(errno, "rename"); /* older musl has no function for it */
+    if (rename_to(from, to, overwrite)) {
+        if (errno != EXDEV) refuse(errno, "rename");
+        move_by_copy(from, to, overwrite);
+    }
     reply(&(struct buf){0});
 }
 

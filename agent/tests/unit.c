@@ -257,6 +257,56 @@ static void closed_folders_are_removed(const char *dir) {
     rmdir(top);
 }
 
+/* "Not empty" would be true, and no help. */
+static void what_cannot_be_removed_says_why(const char *dir) {
+    int status = -1;
+    if (geteuid()) return;
+    CHECK(!chdir(dir) && !mkdir("top", 0700) && !mkdir("top/mine", 0700) && !mkdir("top/mine/held", 0755) && !mkdir("top/mine/held/x", 0755));
+    CHECK(!chown("top", 61000, 61000) && !chown("top/mine", 61000, 61000));
+    pid_t pid = fork();
+    if (!pid) {
+        int top = open("top", O_RDONLY | O_DIRECTORY);
+        if (setgid(61000) || setuid(61000) || remove_tree(top, "mine")) _exit(255);
+        _exit(errno);
+    }
+    waitpid(pid, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EACCES);
+    CHECK(remove_tree(AT_FDCWD, "top"));
+}
+
+static bool write_at(const char *path, off_t at, const char *text) {
+    cleanup_fd int fd = open(path, O_WRONLY | O_CREAT, 0640);
+    return fd >= 0 && pwrite(fd, text, strlen(text), at) == (ssize_t)strlen(text);
+}
+
+static void trees_are_copied(const char *dir) {
+    struct stat a, b;
+    char word[8] = "";
+    CHECK(!chdir(dir) && !mkdir("from", 0700) && !mkdir("from/sub", 0750) && !symlink("nowhere", "from/sub/link"));
+    CHECK(write_at("from/sub/file", 8 << 20, "end") && !mkfifo("from/pipe", 0600));
+    CHECK(copy_tree("from", "to") && !lstat("from/sub/file", &a) && !lstat("to/sub/file", &b));
+    CHECK(a.st_size == b.st_size && a.st_mode == b.st_mode && a.st_mtim.tv_nsec == b.st_mtim.tv_nsec && b.st_blocks < 1 << 10);
+    cleanup_fd int fd = open("to/sub/file", O_RDONLY);
+    CHECK(pread(fd, word, 3, 8 << 20) == 3 && !strcmp(word, "end"));
+    CHECK(!lstat("to/sub", &b) && b.st_mode == (S_IFDIR | 0750) && readlink("to/sub/link", word, 8) == 7);
+    CHECK(!lstat("to/pipe", &b) && S_ISFIFO(b.st_mode));
+    errno = 0;
+    CHECK(!copy_tree("from", "to") && errno == EEXIST);
+    CHECK(!copy_tree("from", "from/sub/itself") && errno == EINVAL);
+    CHECK(!copy_tree("nosuch", "x") && errno == ENOENT && access("x", F_OK));
+    CHECK(remove_tree(AT_FDCWD, "from") && remove_tree(AT_FDCWD, "to"));
+    CHECK(!mkdir("from", 0700));
+    int at = open("from", O_RDONLY | O_DIRECTORY);
+    for (int i = 0; i < 200; i++) {
+        int next = mkdirat(at, "d", 0700) ? -1 : openat(at, "d", O_RDONLY | O_DIRECTORY);
+        close(at);
+        at = next;
+    }
+    close(at);
+    CHECK(!copy_tree("from", "to") && errno == E2BIG);
+    CHECK(remove_tree(AT_FDCWD, "from") && remove_tree(AT_FDCWD, "to"));
+}
+
 static void descriptors_travel(void) {
     int pair[2], fds[2] = {open("/dev/null", O_RDONLY), open("/dev/null", O_RDONLY)}, got[2] = {-1, -1}, n = 1, number = 7;
     CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair));
@@ -315,6 +365,8 @@ int main(int argc, char **argv) {
     paths();
     trees_are_removed_at_any_depth(argv[2]);
     closed_folders_are_removed(argv[2]);
+    what_cannot_be_removed_says_why(argv[2]);
+    trees_are_copied(argv[2]);
     descriptors_travel();
     pumps_end();
     CHECK(signal_number("KILL") == 9 && signal_number("SIGTERM") == 15 && signal_number("NOPE") == 0 && signal_number(NULL) == 0);

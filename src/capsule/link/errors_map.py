@@ -51,10 +51,6 @@ _HINTS: Mapping[str, str] = {
     "version": "the sandbox was made by another version of Capsule; create a new one",
 }
 
-_ERRNO_HINTS: Mapping[str, str] = {
-    "EXDEV": "they are on different disks; move it with `mv` in the sandbox",
-}
-
 
 def to_error(body: Mapping[str, Any], **context: Any) -> CapsuleError:
     """The exception for an ERROR frame; `context` (path, exec_id …) goes into its details."""
@@ -74,8 +70,7 @@ def to_error(body: Mapping[str, Any], **context: Any) -> CapsuleError:
         text = f"{text[:1].lower()}{text[1:]}: {path}"  # "no such file or directory: a.txt"
         if target := details.get("target"):  # either may be the cause
             text += f" to {target}"
-    hint = _ERRNO_HINTS.get(details.get("errno", ""), _HINTS.get(code))
-    return AGENT_ERRORS[code](text, hint=hint, **details)
+    return AGENT_ERRORS[code](text, hint=_HINTS.get(code), **details)
 
 
 def printable(value: Any) -> Any:

@@ -195,8 +195,13 @@ class AgentLink:
         await self._on_path({"op": "mkdir", "path": path, "parents": parents, "mode": mode})
 
     async def move(self, source: str, target: str, *, overwrite: bool = True) -> None:
+        """All or nothing. Between two disks the content is copied, which takes its time."""
         body = {"op": "move", "from": source, "to": target, "overwrite": overwrite}
-        await self._call(body, explain=lambda body: to_error(body, path=source, target=target))
+        await self._call(
+            body,
+            explain=lambda body: to_error(body, path=source, target=target),
+            more_time=self._idle,
+        )
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         body = {"op": "remove", "path": path, "recursive": recursive}

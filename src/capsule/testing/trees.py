@@ -7,8 +7,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from capsule.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
+from capsule.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NoSpaceError,
+    NotFoundError,
+    TooLargeError,
+)
 from capsule.link import Change
+from capsule.model import MIB
 from capsule.testing.harness import Launcher, Subject, fail
 
 
@@ -128,6 +136,80 @@ class TestTrees:
         with pytest.raises(InvalidError):
             await subject.link.move("a", "a/below")
 
+    async def test_a_tree_moves_between_any_two_folders(self, subject: Subject) -> None:
+        """Also where these are two mounts: it arrives whole, as it was, and is gone from here."""
+        look = "find . -exec stat -c '%n %F %s %a %Y %N' {} + | sort; cat a/b/file a/hole | sha1sum"
+        await subject.sh(
+            "mkdir -p tree/a/b tree/empty; cd tree; echo content > a/b/file; truncate -s 3M a/hole;"
+            " printf x | dd of=a/hole bs=1 seek=2M conv=notrunc; ln -s b/file a/link;"
+            " ln -s nowhere a/lost; mkfifo a/pipe; touch 'a/new\nline'"
+        )
+        await subject.sh(
+            "cd tree; touch -d 2001-02-03T04:05:06 a/b/file a/b .; touch -hd 2002-01-01 a/link;"
+            " chmod 640 a/b/file; chmod 711 a/b; chmod 500 empty"
+        )
+        before = await subject.output(look, cwd="/workspace/tree")
+        assert "file" in before
+        await subject.link.move("tree", "/tmp/moved")
+        assert await subject.entries() == {}
+        assert await subject.output(look, cwd="/tmp/moved") == before
+        await subject.link.move("/tmp/moved", "/workspace/back")
+        assert await subject.output(look, cwd="/workspace/back") == before
+        assert await subject.entries("/tmp") == {}
+
+    async def test_a_file_and_a_link_move_between_any_two_folders(self, subject: Subject) -> None:
+        link = subject.link
+        await link.write("file", b"new", mode=0o750)
+        await link.symlink("link", "file")
+        await link.write("/tmp/file", b"old")
+        with pytest.raises(ConflictError):
+            await link.move("file", "/tmp/file", overwrite=False)
+        assert await subject.content("/tmp/file") == b"old"
+        for name in ("file", "link"):
+            await link.move(name, f"/tmp/{name}")
+        assert await subject.content("/tmp/link") == b"new"
+        assert (await link.stat("/tmp/file")).mode & 0o777 == 0o750
+        assert await subject.entries() == {}
+        assert set(await subject.entries("/tmp")) == {"file", "link"}
+
+    async def test_a_refused_move_leaves_both_sides_as_they_were(self, subject: Subject) -> None:
+        for folder in ("a/b", "/tmp/full/x"):
+            await subject.link.mkdir(folder)
+        for file in ("file", "/tmp/file"):
+            await subject.link.write(file, b"")
+        for source, target, error in (
+            ("nosuch", "/tmp/x", NotFoundError),
+            ("a", "/tmp/no/such", NotFoundError),
+            ("a", "/tmp/full", ConflictError),
+            ("a", "/tmp/file", InvalidError),
+            ("file", "/tmp/full", InvalidError),
+            ("a", "/usr/a", ForbiddenError),
+            ("/usr/bin/env", "env", ForbiddenError),
+        ):
+            with pytest.raises(error):
+                await subject.link.move(source, target)
+        assert set(await subject.entries(recursive=True)) == {"a", "a/b", "file"}
+        assert set(await subject.entries("/tmp", recursive=True)) == {"full", "full/x", "file"}
+
+    async def test_what_cannot_be_moved_as_a_whole_is_not_moved(self, launch: Launcher) -> None:
+        """Too deep, unreadable or too large for a copy; where none is needed it is no matter."""
+        subject = await launch(disk=32 * MIB)
+        code = "import os\nfor _ in range(200): os.mkdir('d'); os.chdir('d')\nopen('x', 'w')"
+        await subject.sh(
+            f'mkdir large deep closed; python3 -c "{code}"; mv d deep; touch closed/x;'
+            " head -c 25000000 /dev/urandom > large/file; chmod 0 closed/x"
+        )
+        for name in ("large", "deep", "closed"):
+            count = f"find {name} | wc -l; stat -c %s {name}/* 2>/dev/null"
+            before = await subject.output(count)
+            try:
+                await subject.link.move(name, f"/tmp/{name}")
+            except (NoSpaceError, TooLargeError, ForbiddenError):
+                assert await subject.entries("/tmp") == {}
+            else:
+                await subject.link.move(f"/tmp/{name}", name)
+            assert await subject.output(count) == before
+
     async def test_removing_needs_a_word_for_whole_trees(self, subject: Subject) -> None:
         await subject.sh("mkdir -p tree/a/b; touch tree/x tree/a/y empty; mkdir bare")
         link = subject.link
@@ -189,6 +271,23 @@ class TestLinks:
         await subject.link.write("way/other", b"x")
         assert await subject.content("dir/other") == b"x"
 
+    async def test_a_file_is_made_at_the_end_of_its_links(self, subject: Subject) -> None:
+        link = subject.link
+        await link.mkdir("dir")
+        await link.symlink("dir/second", "../made")
+        await link.symlink("first", "dir/second")
+        for append in (False, True):
+            await link.write("first", b"new", append=append)
+            assert await subject.content("made") == b"new"
+            assert (await link.stat("first")).type == "symlink"
+            await link.remove("made")
+        await link.symlink("astray", "no/such/folder")
+        with pytest.raises(NotFoundError):
+            await link.write("astray", b"x")
+        with pytest.raises(ConflictError):
+            await link.write("first", b"x", exclusive=True)
+        assert set(await subject.entries()) == {"dir", "first", "astray"}
+
     async def test_a_link_to_nowhere_is_not_found(self, subject: Subject) -> None:
         await subject.link.symlink("link", "nosuch/place")
         with pytest.raises(NotFoundError):
@@ -199,6 +298,8 @@ class TestLinks:
         await subject.sh("ln -s a b; ln -s b a")
         with pytest.raises(InvalidError):
             await subject.content("a")
+        with pytest.raises(InvalidError):
+            await subject.link.write("a", b"x")
 
     async def test_removing_a_link_spares_its_target(self, subject: Subject) -> None:
         await subject.sh(
