@@ -8,10 +8,12 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from capsule_sdk import (
+    AsyncCapsule,
     Capsule,
     CapsuleClient,
     Change,
@@ -20,7 +22,11 @@ from capsule_sdk import (
     GoneError,
     InvalidError,
     NotFoundError,
+    TooLargeError,
+    UnavailableError,
 )
+from tests.sdk.crooked import answer, crooked_server, hang_up, result
+from tests.sdk.test_rpc import SANDBOX
 from tests.support import wait_for
 
 MIB = 1024 * 1024
@@ -62,6 +68,43 @@ def test_a_file_opened_as_text_is_refused(capsule: Capsule, tmp_path: Path) -> N
     (tmp_path / "t").write_text("text")
     with (tmp_path / "t").open() as file, pytest.raises(InvalidError, match="rb"):
         capsule.write_file("x", file)  # type: ignore[arg-type]
+
+
+def test_a_piece_that_is_empty_does_not_end_the_content(capsule: Capsule) -> None:
+    pieces: list[Any] = [b"one ", b"", bytearray(b"two"), memoryview(b" three")]
+    capsule.write_file("f", iter(pieces))
+    assert capsule.read_file_text("f") == "one two three"
+    capsule.write_file("f", memoryview(b"view"))
+    assert capsule.read_file_text("f") == "view"
+
+
+async def test_nor_does_it_with_asyncio(async_capsule: AsyncCapsule) -> None:
+    await async_capsule.write_file("f", iter([b"one ", b"", b"two"]))
+    assert await async_capsule.read_file_text("f") == "one two"
+
+
+@pytest.mark.parametrize("piece", ["text", 3, None])
+def test_a_piece_that_is_none_is_refused(capsule: Capsule, piece: Any) -> None:
+    with pytest.raises(InvalidError, match="the content comes as"):
+        capsule.write_file("f", iter([b"one", piece]))
+
+
+def test_a_file_without_a_size_is_sent_to_its_end(capsule: Capsule, tmp_path: Path) -> None:
+    capsule.write_file("version", Path("/proc/version"))
+    capsule.upload("/proc/version", "again")
+    assert capsule.read_file("version") == capsule.read_file("again") != b""
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"through a pipe",))
+    writer.start()
+    capsule.upload(tmp_path / "pipe")
+    writer.join(10)
+    assert capsule.read_file("pipe") == b"through a pipe"
+
+
+def test_modes_of_any_kind_are_kept(capsule: Capsule) -> None:
+    for mode in (0o644, 0o600, 0o777, 0o40, 0o4):
+        capsule.write_file(f"f{mode}", "x", mode=mode)
+        assert capsule.stat(f"f{mode}").mode & 0o777 == mode
 
 
 def test_mode_append_and_missing_folders(capsule: Capsule) -> None:
@@ -190,6 +233,60 @@ def test_a_download_goes_into_a_pipe_and_through_a_link(capsule: Capsule, tmp_pa
     (tmp_path / "link").symlink_to("file")
     capsule.download("f", tmp_path / "link")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+
+
+def test_a_downloaded_program_can_be_run(capsule: Capsule, tmp_path: Path) -> None:
+    capsule.write_file("run.sh", "echo hi", mode=0o755)
+    capsule.write_file("data", "hi")
+    capsule.download("run.sh", tmp_path / "run.sh")
+    capsule.download("data", tmp_path / "data")
+    assert os.access(tmp_path / "run.sh", os.X_OK)
+    assert not (tmp_path / "data").stat().st_mode & 0o111
+
+
+def test_a_name_may_be_as_long_as_the_disk_allows(capsule: Capsule, tmp_path: Path) -> None:
+    capsule.write_file("f", "x")
+    capsule.download("f", tmp_path / ("n" * 255))
+    assert [path.name for path in tmp_path.iterdir()] == ["n" * 255]
+
+
+def test_a_download_is_not_written_through_a_planted_link(capsule: Capsule, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / ".f.partial").symlink_to("victim")
+    capsule.write_file("f", "new")
+    capsule.download("f", tmp_path / "f")
+    assert ((tmp_path / "victim").read_text(), (tmp_path / "f").read_text()) == ("mine", "new")
+
+
+def test_what_an_upload_leaves_out_is_told(capsule: Capsule, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "file").write_text("x")
+    os.mkfifo(tmp_path / "d" / "pipe")
+    moved = capsule.upload(tmp_path / "d")
+    assert (moved.files, moved.skipped) == (1, ("pipe: neither file, folder nor symlink",))
+
+
+def test_a_listing_that_is_not_whole_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_sdk._files.MOST_ENTRIES", 1)
+    entry = {"name": "f", "path": "/workspace/f", "type": "file", "size": 0, "mode": 0, "mtime": 0}
+    cut, whole = ({"entries": [entry], "truncated": truncated} for truncated in (True, False))
+    with crooked_server(result(SANDBOX), answer(cut), answer(whole)) as server:
+        capsule = CapsuleClient(server.url).get("x")
+        with pytest.raises(TooLargeError, match="/workspace has more than 1 entries"):
+            capsule.list_dir()
+        assert [found.name for found in capsule.list_dir()] == ["f"]
+
+
+def test_reading_is_repeated_and_appending_is_not() -> None:
+    done = {"path": "/workspace/f", "size": 1}
+    deeds = (result(SANDBOX), hang_up, answer(b"content"), hang_up, answer(done), hang_up)
+    with crooked_server(*deeds) as server:
+        capsule = CapsuleClient(server.url).get("x")
+        assert capsule.read_file("f") == b"content"
+        assert capsule.write_file("f", b"x").size == 1
+        with pytest.raises(UnavailableError):
+            capsule.write_file("f", b"x", append=True)
+        assert len(server.requests) == len(deeds)
 
 
 def test_a_failed_download_leaves_nothing(capsule: Capsule, tmp_path: Path) -> None:

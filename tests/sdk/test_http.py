@@ -12,6 +12,7 @@ from capsule_sdk import AsyncCapsuleClient, CapsuleClient, UnavailableError
 from capsule_sdk._http import BrokenAnswer, Parser, encode
 from tests.sdk.crooked import Request, crooked_server, hang_up, result
 from tests.sdk.test_rpc import SANDBOX
+from tests.support import free_port
 
 COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Name: v\r\n\r\nhello"
 CHUNKED = (
@@ -65,6 +66,11 @@ def test_an_answer_that_breaks_off_is_never_taken_for_whole(data: bytes) -> None
         b"HTTP/1.1 abc\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-6\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1_0\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"HTTP/1.1 \xb2\xb2\xb2\r\n\r\n",
         b"x" * 70_000,
     ],
 )
@@ -117,6 +123,14 @@ async def test_an_async_call_that_breaks_is_an_error_of_ours() -> None:
 def test_an_https_server_is_left_to_httpx() -> None:
     assert CapsuleClient("https://example.test")._driver._lines is None
     assert CapsuleClient("http://user:pw@example.test")._driver._lines is None
+
+
+def test_a_password_in_the_address_is_not_shown() -> None:
+    url = f"http://user:secret@127.0.0.1:{free_port()}"
+    with pytest.raises(UnavailableError) as caught:
+        CapsuleClient(url, retries=0).list()
+    assert "secret" not in str(caught.value)
+    assert "127.0.0.1" in str(caught.value)
 
 
 def test_a_proxy_of_the_environment_is_used_for_others_but_not_for_loopback(

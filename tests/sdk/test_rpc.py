@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import capsule.errors
@@ -76,6 +78,20 @@ def test_exec_is_repeated_with_the_same_key_when_the_answer_is_lost() -> None:
         assert keys[0] == keys[1]
 
 
+def test_a_key_of_the_caller_is_used_and_none_is_no_key() -> None:
+    done = result(EXEC | {"reason": "exited"})
+    with crooked_server(result(SANDBOX), done, done, result(SANDBOX)) as server:
+        client = CapsuleClient(server.url)
+        capsule = client.get("abc12345")
+        capsule.exec(["true"], idempotency_key="mine")
+        capsule.exec(["true"], idempotency_key=None)
+        client.create(idempotency_key=None)
+        keys = [request.json["params"]["idempotency_key"] for request in server.requests[1:]]
+        assert keys[0] == "mine"
+        assert all(keys)
+        assert len(set(keys)) == 3
+
+
 def test_input_is_never_sent_twice() -> None:
     with crooked_server(result(SANDBOX), hang_up) as server:
         capsule = CapsuleClient(server.url).get("abc12345")
@@ -114,8 +130,9 @@ def test_a_page_of_a_proxy_is_not_taken_for_an_answer() -> None:
 def test_a_refusal_before_json_rpc_is_raised_as_its_class() -> None:
     body = {"error": {"code": "unauthenticated", "message": "no API key", "hint": "send one"}}
     with crooked_server(answer(body, status=401)) as server:
-        with pytest.raises(UnauthenticatedError, match="no API key"):
+        with pytest.raises(UnauthenticatedError, match="no API key") as caught:
             CapsuleClient(server.url).get("x")
+        assert caught.value.hint == "give one as api_key=…, or set CAPSULE_API_KEY"
 
 
 def test_the_key_is_sent_and_defaults_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,8 +145,12 @@ def test_the_key_is_sent_and_defaults_to_the_environment(monkeypatch: pytest.Mon
         assert sent == ["Bearer from-the-environment", "Bearer given"]
 
 
-@pytest.mark.parametrize("url", ["localhost:8080", "ftp://x", "http://", "nonsense"])
-def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8080", "ftp://x", "http://", "nonsense", "http://[::1", "http://h:99999", 3,
+     "http://host/?query"],
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused_at_once(url: Any) -> None:
     with pytest.raises(InvalidError, match="address"):
         CapsuleClient(url)
 

@@ -9,6 +9,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 import httpx
 
+from ._arguments import millis, number, whole, wrong
 from ._drivers import AsyncDriver, SyncDriver, Target
 from ._flow import Flow
 from ._rpc import new_key, rpc
@@ -38,29 +39,45 @@ _LIMITS = ("memory", "cpus", "processes", "disk", "inodes", "open_files")
 
 
 def _target(url: str | None, api_key: str | None, retries: int) -> Target:
-    where = (url or os.environ.get("CAPSULE_URL") or DEFAULT_URL).rstrip("/")
-    parsed = httpx.URL(where)
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise InvalidError(
-            f"not the address of a server: {where!r}", hint=f"write it like {DEFAULT_URL}"
-        )
-    key = api_key or os.environ.get("CAPSULE_API_KEY")
+    where = url or os.environ.get("CAPSULE_URL") or DEFAULT_URL
     headers = {"Accept-Encoding": "identity", "User-Agent": "capsule-sdk-python"}
-    if key:
+    if key := (api_key or os.environ.get("CAPSULE_API_KEY") or "").strip():
+        if not key.isascii() or not key.isprintable():
+            raise InvalidError(
+                "api_key is none: it has characters that a key cannot have",
+                hint="check CAPSULE_API_KEY for line breaks and quotes",
+                field="api_key",
+            )
         headers["Authorization"] = f"Bearer {key}"
-    return Target.at(where, headers, retries)
+    return Target.at(_address(where), headers, whole("retries", retries, 0, 1000))
+
+
+def _address(url: str) -> str:
+    hint = f"write it like {DEFAULT_URL}"
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise wrong("url", url, f"is not the address of a server: {error}", hint=hint) from error
+    known = parsed.scheme in ("http", "https") and parsed.host and (parsed.port or 0) < 2**16
+    if not known or parsed.query:
+        raise wrong("url", url, "is not the address of a server", hint=hint)
+    return url.rstrip("/")
 
 
 def create_params(template: str, options: CreateOptions) -> dict[str, Any]:
     for name in set(options) - set(CreateOptions.__annotations__):
         # Python itself says so for plain parameters; a limit that is dropped in silence is none.
         raise TypeError(f"create() got an unexpected keyword argument {name!r}")
-    params: dict[str, Any] = {"idempotency_key": new_key(), **options, "template": template}
+    params: dict[str, Any] = {**options, "template": template}
+    if params.get("idempotency_key") is None:
+        params["idempotency_key"] = new_key()
     limits = {name: params.pop(name, None) for name in _LIMITS}
-    params["limits"] = {name: limit for name, limit in limits.items() if limit is not None} or None
-    for name in ("ttl", "idle_timeout"):
+    params["limits"] = {
+        name: number(name, limit) for name, limit in limits.items() if limit is not None
+    } or None
+    for name, least in (("ttl", 0.001), ("idle_timeout", 0.0)):
         if (seconds := params.pop(name, None)) is not None:
-            params[f"{name}_ms"] = round(seconds * 1000)
+            params[f"{name}_ms"] = millis(name, seconds, least=least)
     return params
 
 
@@ -74,15 +91,18 @@ class ClientMethods:
         return [SandboxInfo.from_json(info) for info in body["sandboxes"]]
 
     def _create(self, template: str, options: CreateOptions) -> Flow[SandboxInfo]:
-        return SandboxInfo.from_json(
-            (yield from self._rpc("create", create_params(template, options)))
-        )
+        params = create_params(template, options)
+        given = {"template": template, **options}
+        return SandboxInfo.from_json((yield from self._rpc("create", params, given)))
 
     def _get(self, id: str) -> Flow[SandboxInfo]:
         return SandboxInfo.from_json((yield from self._rpc("get", {"id": id})))
 
-    def _rpc(self, name: str, params: Mapping[str, Any]) -> Flow[Any]:
-        return rpc(f"sandbox.v1.{name}", params, retries=self._driver.target.retries)
+    def _rpc(
+        self, name: str, params: Mapping[str, Any], arguments: Mapping[str, Any] | None = None
+    ) -> Flow[Any]:
+        retries = self._driver.target.retries
+        return rpc(f"sandbox.v1.{name}", params, retries=retries, arguments=arguments)
 
 
 class CapsuleClient(ClientMethods):

@@ -6,9 +6,17 @@ import asyncio
 import contextlib
 import os
 import socket
+import stat
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -18,7 +26,7 @@ import httpx
 
 from ._flow import Answer, Body, Call, Emit, Flow, Handle, Open, Pump, Read, Sleep, Work
 from ._http import AsyncLines, Lines, Origin, encode
-from .errors import InvalidError, UnavailableError
+from .errors import InvalidError, UnavailableError, WrongStateError
 
 T = TypeVar("T")
 
@@ -44,16 +52,22 @@ class Target:
     retries: int
     host: str  # as the header names it
     prefix: str  # of every path
+    shown: str  # the URL as messages show it: without a password
 
     @classmethod
     def at(cls, url: str, headers: Mapping[str, str], retries: int) -> Target:
         parsed = httpx.URL(url)
         host, prefix = parsed.netloc.decode("ascii"), parsed.raw_path.decode("ascii").rstrip("/")
-        return cls(url, headers, retries, host, prefix)
+        shown = url if not parsed.userinfo else str(parsed.copy_with(username="", password=""))
+        return cls(url, headers, retries, host, prefix, shown)
+
+    @property
+    def is_local(self) -> bool:
+        """A proxy named by the environment can never reach this machine's own loopback."""
+        return _is_local(httpx.URL(self.url).host)
 
     def httpx_options(self) -> dict[str, Any]:
-        # A proxy named by the environment can never reach this machine's own loopback.
-        return {"trust_env": not _is_local(httpx.URL(self.url).host), "follow_redirects": False}
+        return {"trust_env": not self.is_local, "follow_redirects": False}
 
     def request(self, call: Call, content: Any) -> httpx.Request:
         waits = {"connect": CONNECT_TIMEOUT, "pool": None, "write": SILENCE}
@@ -71,7 +85,7 @@ class Target:
         url = httpx.URL(self.url)
         if url.scheme != "http" or url.userinfo:
             return None
-        if not _is_local(url.host) and "http" in getproxies() and not proxy_bypass(url.host):
+        if not self.is_local and "http" in getproxies() and not proxy_bypass(url.host):
             return None
         return Origin(url.host, url.port or 80, _KEEPALIVE)
 
@@ -86,17 +100,17 @@ class Target:
             return self.unreachable()
         if isinstance(error, httpx.TimeoutException | TimeoutError):
             return UnavailableError(
-                f"the Capsule server at {self.url} did not answer in time",
+                f"the Capsule server at {self.shown} did not answer in time",
                 hint="it may be overloaded; the call may or may not have taken effect",
             )
         return UnavailableError(
-            f"the connection to {self.url} broke: {error or type(error).__name__}",
+            f"the connection to {self.shown} broke: {error or type(error).__name__}",
             hint="check that the server is still running, then try again",
         )
 
     def unreachable(self) -> UnavailableError:
         problem = UnavailableError(
-            f"cannot reach the Capsule server at {self.url}",
+            f"cannot reach the Capsule server at {self.shown}",
             hint="start it with `capsule serve`, or set CAPSULE_URL to where it runs",
         )
         problem.sent = False
@@ -113,17 +127,22 @@ def patience(call: Call) -> float | None:
     return None if silence <= 0 else silence
 
 
-def chunks(body: Path | IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
+def chunks(body: Path | IO[bytes] | Iterable[bytes]) -> Generator[bytes, None, None]:
+    """What is sent, in pieces that are not empty."""
     if isinstance(body, Path):
         with body.open("rb") as file:
             yield from chunks(file)
-    elif hasattr(body, "read"):
-        while chunk := body.read(CHUNK):
-            if isinstance(chunk, str):
-                raise InvalidError("the file object gives text", hint="open it with mode 'rb'")
-            yield chunk
-    else:
-        yield from body
+        return
+    pieces = iter(lambda: body.read(CHUNK), b"") if hasattr(body, "read") else iter(body)
+    for piece in pieces:
+        if isinstance(piece, str):
+            raise InvalidError(
+                "the content comes as text, not bytes", hint="open files with mode 'rb'"
+            )
+        if not isinstance(piece, bytes | bytearray | memoryview):
+            raise InvalidError(f"the content comes as {type(piece).__name__}, not bytes")
+        if piece:
+            yield bytes(piece)
 
 
 async def _async_chunks(body: Path | IO[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -132,25 +151,30 @@ async def _async_chunks(body: Path | IO[bytes] | Iterable[bytes]) -> AsyncIterat
         while chunk := await asyncio.to_thread(next, source, b""):
             yield chunk
     finally:
-        await asyncio.to_thread(_close_source, source)
-
-
-def _close_source(source: Iterator[bytes]) -> None:
-    if close := getattr(source, "close", None):
-        close()
+        with contextlib.suppress(ValueError):  # cancelled: a thread is still reading from it
+            await asyncio.to_thread(source.close)
 
 
 def _with_length(call: Call) -> Call:
     """Tell the size of a file up front, so that the server can refuse it before it is sent."""
-    if isinstance(call.body, Path):
-        size = os.stat(call.body).st_size
+    if isinstance(call.body, Path) and (size := known_size(call.body)):
         headers = {**call.headers, "Content-Length": str(size)}
         return Call(call.method, call.path, call.body, headers, call.timeout)
     return call
 
 
+def known_size(path: Path) -> int | None:
+    """Of a regular file; None where the content decides: a pipe, a file of /proc."""
+    found = os.stat(path)
+    return found.st_size or None if stat.S_ISREG(found.st_mode) else None
+
+
 def _is_plain(body: Body | None) -> bool:
     return body is None or isinstance(body, bytes)
+
+
+def _closed() -> WrongStateError:
+    return WrongStateError("the client is closed", hint="make a new one, or close it later")
 
 
 def _close_both(http: httpx.Client, lines: Lines | None) -> None:
@@ -174,13 +198,13 @@ class SyncDriver:
 
     def run(self, flow: Flow[T]) -> T:
         pump = Pump(flow)
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as opened, contextlib.closing(flow):
             while (step := pump.next()) is not None:
                 with pump:
                     pump.reply = self._do(step, opened)
         return pump.result
 
-    def iterate(self, flow: Flow[None]) -> Iterator[Any]:
+    def iterate(self, flow: Flow[None]) -> Generator[Any, None, None]:
         pump = Pump(flow)
         with contextlib.ExitStack() as opened, contextlib.closing(flow):
             while (step := pump.next()) is not None:
@@ -191,6 +215,8 @@ class SyncDriver:
                     pump.reply = self._do(step, opened)
 
     def _do(self, step: Any, opened: contextlib.ExitStack) -> Any:
+        if not self._closing.alive:
+            raise _closed()
         match step:
             case Call():
                 return self._call(step)
@@ -243,6 +269,18 @@ class SyncDriver:
             raise self.target.problem(error) from error
 
 
+async def _in_thread(do: Callable[[], T]) -> T:
+    """A thread cannot be called back: whoever is cancelled cleans up only when it has ended."""
+    task = asyncio.ensure_future(asyncio.to_thread(do))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # seen: it does not matter any more
+        raise
+
+
 class AsyncDriver:
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -252,6 +290,7 @@ class AsyncDriver:
         self._lines = AsyncLines(origin) if origin else None
 
     async def aclose(self) -> None:
+        """Closing twice is fine."""
         await self._http.aclose()
         if self._lines is not None:
             await self._lines.aclose()
@@ -259,12 +298,13 @@ class AsyncDriver:
     async def run(self, flow: Flow[T]) -> T:
         pump = Pump(flow)
         async with contextlib.AsyncExitStack() as opened:
-            while (step := pump.next()) is not None:
-                with pump:
-                    pump.reply = await self._do(step, opened)
+            with contextlib.closing(flow):
+                while (step := pump.next()) is not None:
+                    with pump:
+                        pump.reply = await self._do(step, opened)
         return pump.result
 
-    async def iterate(self, flow: Flow[None]) -> AsyncIterator[Any]:
+    async def iterate(self, flow: Flow[None]) -> AsyncGenerator[Any, None]:
         pump = Pump(flow)
         async with contextlib.AsyncExitStack() as opened:
             with contextlib.closing(flow):
@@ -276,6 +316,8 @@ class AsyncDriver:
                         pump.reply = await self._do(step, opened)
 
     async def _do(self, step: Any, opened: contextlib.AsyncExitStack) -> Any:
+        if self._http.is_closed:
+            raise _closed()
         match step:
             case Call():
                 return await self._call(step)
@@ -287,7 +329,7 @@ class AsyncDriver:
             case Sleep():
                 return await asyncio.sleep(step.seconds)
             case Work():
-                return await asyncio.to_thread(step.do)
+                return await _in_thread(step.do)
         raise TypeError(f"unknown step: {step!r}")
 
     async def _send(self, call: Call, *, stream: bool) -> httpx.Response:

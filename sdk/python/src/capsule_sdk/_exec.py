@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import Any, Self, TypedDict
 
+from ._arguments import millis, whole, wrong
 from ._drivers import AsyncDriver, SyncDriver
 from ._flow import Flow, drain, method
 from ._follow import Follower
@@ -21,17 +22,24 @@ class ExecOptions(TypedDict, total=False):
     stdin: str | bytes | None
     output_limit: int | None  # bytes per stream
     on_limit: str | None  # "truncate" or "kill"
+    idempotency_key: str | None  # the same key and call: it runs once, and is answered twice
 
 
-def exec_params(options: ExecOptions) -> dict[str, Any]:
+def exec_params(options: ExecOptions, of: str = "") -> dict[str, Any]:
     """The options in the wire's words: milliseconds, and base64 for what may not be text."""
     params: dict[str, Any] = dict(options)
     if (timeout := params.pop("timeout", None)) is not None:
-        params["timeout_ms"] = round(timeout * 1000)
+        params["timeout_ms"] = millis(f"{of}timeout", timeout)
     if isinstance(stdin := params.get("stdin"), bytes):
         params["stdin"] = None
         params["stdin_base64"] = base64.b64encode(stdin).decode()
     return params
+
+
+def input_params(data: str | bytes, *, eof: bool) -> dict[str, Any]:
+    if isinstance(data, bytes):
+        return {"data": base64.b64encode(data).decode(), "encoding": "base64", "eof": eof}
+    return {"data": data, "eof": eof}
 
 
 class ExecMethods:
@@ -41,7 +49,6 @@ class ExecMethods:
     """
 
     _driver: SyncDriver | AsyncDriver
-    _sandbox_id: str
     _follower: Follower
 
     @property
@@ -70,15 +77,12 @@ class ExecMethods:
     @method
     def send_input(self, data: str | bytes, *, eof: bool = False) -> Flow[None]:
         """Write to its standard input, which must have been kept open (`stdin_open=True`)."""
-        params: dict[str, Any] = {"data": data, "eof": eof}
-        if isinstance(data, bytes):
-            params |= {"data": base64.b64encode(data).decode(), "encoding": "base64"}
-        yield from self._ask("sendInput", repeatable=False, **params)
+        yield from self._ask("sendInput", input_params(data, eof=eof), repeatable=False)
 
     @method
     def close_input(self) -> Flow[None]:
         """End of its standard input."""
-        yield from self._ask("sendInput", eof=True)
+        yield from self._ask("sendInput", {"eof": True})
 
     @method
     def kill(self, signal: str = "KILL", *, grace: float = 0.0) -> Flow[bool]:
@@ -86,31 +90,51 @@ class ExecMethods:
 
         Another signal than KILL is only sent; what is left after `grace` seconds is killed.
         """
-        reply = yield from self._ask("kill", signal=signal, grace_ms=round(grace * 1000))
+        params = {"signal": signal, "grace_ms": millis("grace", grace, least=0)}
+        reply = yield from self._ask("kill", params, {"signal": signal, "grace": grace})
         return bool(reply["running"])
 
     @method
     def resize(self, rows: int, cols: int) -> Flow[None]:
         """Tell its terminal (`tty=…`) the new size."""
-        yield from self._ask("resize", rows=rows, cols=cols)
+        yield from self._ask("resize", {"rows": rows, "cols": cols})
 
-    def _ask(self, name: str, *, repeatable: bool = True, **params: Any) -> Flow[Any]:
+    def _ask(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        repeatable: bool = True,
+    ) -> Flow[Any]:
         yield from self._begin()
-        ids = {"id": self._sandbox_id, "exec_id": self.exec_id}
-        retries = self._driver.target.retries
-        call = rpc(f"sandbox.v1.{name}", {**ids, **params}, retries=retries, repeatable=repeatable)
+        call = rpc(
+            f"sandbox.v1.{name}",
+            {"id": self._follower.sandbox_id, "exec_id": self.exec_id, **params},
+            retries=self._driver.target.retries,
+            repeatable=repeatable,
+            arguments=arguments or params,
+        )
         return (yield from call)
 
     def _begin(self) -> Flow[None]:
         """Start it without listening. The key is the stream's own: it cannot start twice."""
         if self.exec_id:
             return
-        params = {"id": self._sandbox_id, **self._follower.start}
-        reply = yield from rpc("sandbox.v1.start", params, retries=self._driver.target.retries)
+        reply = yield from rpc(
+            "sandbox.v1.start",
+            {"id": self._follower.sandbox_id, **self._follower.start},
+            retries=self._driver.target.retries,
+            arguments=self._follower.arguments,
+        )
         self._follower.begun(reply["exec_id"])
 
     def _resume(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> Self:
-        self._follower.begun(exec_id, stdout=stdout, stderr=stderr)
+        if not isinstance(exec_id, str) or not exec_id:
+            raise wrong("exec_id", exec_id, "is no id of an exec", hint="`execs()` lists them")
+        offsets = {"stdout": stdout, "stderr": stderr}
+        checked = {name: whole(name, offset, 0, 2**62) for name, offset in offsets.items()}
+        self._follower.begun(exec_id, **checked)
         return self
 
 
@@ -122,26 +146,20 @@ def _fields(exit: Exit | None) -> dict[str, Any]:
 class ExecStream(ExecMethods):
     _driver: SyncDriver
 
-    def __init__(
-        self, driver: SyncDriver, sandbox_id: str, start: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, driver: SyncDriver, follower: Follower) -> None:
         self._driver = driver
-        self._sandbox_id = sandbox_id
-        self._follower = Follower(sandbox_id, start, retries=driver.target.retries)
+        self._follower = follower
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Generator[Event, None, None]:
         return self._driver.iterate(self._follower.follow())
 
 
 class AsyncExecStream(ExecMethods):
     _driver: AsyncDriver
 
-    def __init__(
-        self, driver: AsyncDriver, sandbox_id: str, start: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, driver: AsyncDriver, follower: Follower) -> None:
         self._driver = driver
-        self._sandbox_id = sandbox_id
-        self._follower = Follower(sandbox_id, start, retries=driver.target.retries)
+        self._follower = follower
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncGenerator[Event, None]:
         return self._driver.iterate(self._follower.follow())

@@ -1,15 +1,20 @@
-"""Files of a sandbox. Small ones travel in a JSON-RPC call, anything larger as a stream."""
+"""Files of a sandbox, over REST: it carries content as it is and names that are not UTF-8.
+
+A path is text, bytes, or a PurePosixPath, absolute or relative to the workspace. Text may hold what
+`os.fsdecode` makes of such names; `FileInfo` has the exact ones as `name_bytes` and `path_bytes`.
+"""
 
 from __future__ import annotations
 
-import base64
 import functools
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import urlencode
 
-from ._drivers import AsyncDriver, SyncDriver, chunks
+from ._arguments import RemotePath, absolute, brief, mode_digits, path_bytes, shown, wrong
+from ._drivers import AsyncDriver, SyncDriver, chunks, known_size
 from ._flow import (
     Answer,
     Body,
@@ -24,19 +29,18 @@ from ._flow import (
     method,
     work,
 )
-from ._rpc import accepted, failure, parse, rpc
+from ._landing import Landing
+from ._rpc import accepted, failure, naming, parse, persist, rpc
 from ._sse import Decoder
 from ._tar import Unpacker, pack
-from .errors import NotFoundError, UnavailableError, from_json
+from .errors import NotFoundError, NotSupportedError, TooLargeError, UnavailableError, from_json
 from .values import Change, FileInfo, Transfer, Written
 
 WORKSPACE = "/workspace"
-
-# Below this, base64 in one JSON-RPC call is cheaper than a request of its own kind.
-SMALL = 256 * 1024
+MOST_ENTRIES = 1_000_000
 
 Progress = Callable[[int], None]
-Content = str | bytes | bytearray | Path | IO[bytes] | Iterable[bytes]
+Content = str | bytes | bytearray | memoryview | Path | IO[bytes] | Iterable[bytes]
 
 
 class FileMethods:
@@ -47,55 +51,54 @@ class FileMethods:
 
     @method
     def write_file(
-        self, path: str, content: Content, *, mode: int = 0o644, append: bool = False
+        self, path: RemotePath, content: Content, *, mode: int = 0o644, append: bool = False
     ) -> Flow[Written]:
         """Write a file, replacing it in one step; missing folders are made.
 
         `content` is text, bytes, or what to stream from: a file object, a local `Path`, chunks.
         """
         body = _body(content)
-        if isinstance(body, bytes) and len(body) <= SMALL:
-            params = {"path": path, "content": _base64(body), "mode": mode, "append": append}
-            reply = yield from self._rpc("writeFile", params, repeatable=not append)
-        else:
-            reply = yield from self._put("files", body, path=path, mode=f"{mode:o}", append=append)
+        query = {"path": path_bytes(path), "mode": mode_digits(mode), "append": append}
+        given = {"path": path, "mode": mode}
+        again = isinstance(body, bytes) and not append
+        reply = yield from self._put("files", query, given, body, repeatable=again)
         return Written(reply["path"], reply["size"])
 
     @method
-    def read_file(self, path: str) -> Flow[bytes]:
+    def read_file(self, path: RemotePath) -> Flow[bytes]:
         """The whole content of a file; see `read_stream` for large ones."""
-        reply = yield from self._rpc("readFile", {"path": path, "length": SMALL})
-        content = base64.b64decode(reply["content"])
-        if len(content) < SMALL:
-            return content
-        answer: Answer = yield self._get("files", path=path)
-        if answer.status >= 300:
-            raise failure(answer)
+        call = Call("GET", self._path("files", {"path": path_bytes(path)}))
+        answer = yield from self._send(call, {"path": path}, repeatable=True)
         return answer.body
 
     @method
-    def read_file_text(self, path: str, *, encoding: str = "utf-8") -> Flow[str]:
+    def read_file_text(self, path: RemotePath, *, encoding: str = "utf-8") -> Flow[str]:
+        """The whole content of a file as text. Raises UnicodeDecodeError where it is none."""
         content = yield from FileMethods.read_file.flow(self, path)
         return content.decode(encoding)
 
     @iterator
-    def read_stream(self, path: str) -> Emitting[bytes]:
+    def read_stream(self, path: RemotePath) -> Emitting[bytes]:
         """A file of any size, chunk by chunk."""
-        yield from self._stream(self._get("files", path=path))
+        handle = yield from self._open("files", {"path": path_bytes(path)}, {"path": path})
+        while chunk := (yield Read(handle)):
+            yield Emit(chunk)
 
     @method
-    def list_dir(self, path: str = WORKSPACE, *, recursive: bool = False) -> Flow[list[FileInfo]]:
-        """The entries of a folder."""
-        body = yield from self._rpc("listDir", {"path": path, "recursive": recursive})
-        return [FileInfo.from_json(entry) for entry in body["entries"]]
+    def list_dir(
+        self, path: RemotePath = WORKSPACE, *, recursive: bool = False
+    ) -> Flow[list[FileInfo]]:
+        """The entries of a folder; with `recursive`, of those below it too."""
+        return (yield from self._list(path_bytes(path), recursive, {"path": path}))
 
     @method
-    def stat(self, path: str, *, follow: bool = False) -> Flow[FileInfo]:
+    def stat(self, path: RemotePath, *, follow: bool = False) -> Flow[FileInfo]:
         """What is at `path`; with `follow`, what a symlink there leads to."""
         return (yield from self._stat(path, follow=follow))
 
     @method
-    def exists(self, path: str) -> Flow[bool]:
+    def exists(self, path: RemotePath) -> Flow[bool]:
+        """Whether there is anything at `path`, be it a symlink that leads nowhere."""
         try:
             yield from self._stat(path, follow=False)
         except NotFoundError as error:
@@ -106,78 +109,87 @@ class FileMethods:
         return True
 
     @method
-    def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> Flow[None]:
-        yield from self._rpc("mkdir", {"path": path, "parents": parents, "mode": mode})
+    def mkdir(self, path: RemotePath, *, parents: bool = True, mode: int = 0o755) -> Flow[None]:
+        """Make a folder; with `parents`, those above it too, and it may be there already."""
+        query = {"path": path_bytes(path), "parents": parents, "mode": mode_digits(mode)}
+        given = {"path": path, "mode": mode}
+        yield from self._ask("PUT", "dirs", query, given, repeatable=parents)
 
     @method
-    def move(self, source: str, target: str, *, overwrite: bool = True) -> Flow[None]:
-        params = {"from": source, "to": target, "overwrite": overwrite}
-        yield from self._rpc("move", params, repeatable=False)
+    def move(self, source: RemotePath, target: RemotePath, *, overwrite: bool = True) -> Flow[None]:
+        """Move or rename; `overwrite=False` raises ConflictError where `target` exists."""
+        given = {"source": source, "target": target}
+        params = {
+            "from": _text(source, "source"),
+            "to": _text(target, "target"),
+            "overwrite": overwrite,
+        }
+        yield from self._rpc("move", params, repeatable=False, arguments=given)
 
     @method
-    def remove(self, path: str, *, recursive: bool = False) -> Flow[None]:
-        params = {"path": path, "recursive": recursive}
-        yield from self._rpc("remove", params, repeatable=False)
+    def remove(self, path: RemotePath, *, recursive: bool = False) -> Flow[None]:
+        """Remove a file, a symlink, or a folder; one that is not empty only with `recursive`."""
+        query = {"path": path_bytes(path), "recursive": recursive}
+        yield from self._ask("DELETE", "files", query, {"path": path}, repeatable=False)
 
     @method
     def upload(
-        self, local: str | Path, path: str | None = None, *, progress: Progress | None = None
+        self,
+        local: str | Path,
+        path: RemotePath | None = None,
+        *,
+        progress: Progress | None = None,
     ) -> Flow[Transfer]:
         """Copy a local file or folder to `path` (default: its own name in the workspace).
 
         `progress` is called with the count of bytes of every chunk.
         """
         source = Path(local)
-        target = path or f"{WORKSPACE}/{source.resolve().name}"
+        target = f"{WORKSPACE}/{source.resolve().name}" if path is None else path
+        query: dict[str, Any] = {"path": path_bytes(target)}
+        given = {"path": target}
         if (yield from work(source.is_dir)):
-            body = _counted(pack(source), progress)
-            reply = yield from self._put("archive", body, path=target)
-            return Transfer(reply["files"], reply["bytes"])
+            skipped: list[str] = []
+            body = _counted(pack(source, skipped), progress)
+            reply = yield from self._put("archive", query, given, body)
+            return Transfer(reply["files"], reply["bytes"], tuple(skipped))
         found = yield from work(source.stat)
+        length = yield from work(functools.partial(known_size, source))
+        query["mode"] = mode_digits(found.st_mode & 0o777)
         body = _counted(chunks(source), progress)
-        mode = f"{found.st_mode & 0o777:o}"
-        reply = yield from self._put("files", body, length=found.st_size, path=target, mode=mode)
+        reply = yield from self._put("files", query, given, body, length=length)
         return Transfer(1, reply["size"])
 
     @method
     def download(
-        self, path: str, local: str | Path, *, progress: Progress | None = None
+        self, path: RemotePath, local: str | Path, *, progress: Progress | None = None
     ) -> Flow[Transfer]:
         """Copy a file to the file `local`, or what is in a folder into the folder `local`."""
         info = yield from self._stat(path, follow=True)
-        target = Path(local)
-        if (yield from work(target.is_symlink)):
-            target = yield from work(target.resolve)  # what it leads to is replaced, not the link
         report = progress or _ignore
         if info.is_dir:
-            return (yield from self._download_folder(path, target, report))
-        return (yield from self._download_file(path, target, report))
+            folder = yield from work(Path(local).resolve)  # it may be a link to one
+            return (yield from self._download_folder(path, folder, report))
+        return (yield from self._download_file(path, Landing(Path(local), info.mode), report))
 
-    def _download_file(self, path: str, target: Path, report: Progress) -> Flow[Transfer]:
-        handle: Handle = yield Open(self._get("files", path=path))
-        yield from accepted(handle)
-        # Into a device or a pipe as it is: it must not be replaced by a file.
-        whole = not (yield from work(target.exists)) or (yield from work(target.is_file))
-        partial = target.with_name(f".{target.name}.partial") if whole else target
-        file = yield from work(functools.partial(partial.open, "wb"))
+    def _download_file(
+        self, path: RemotePath, landing: Landing, report: Progress
+    ) -> Flow[Transfer]:
+        handle = yield from self._open("files", {"path": path_bytes(path)}, {"path": path})
         size = 0
         try:
+            yield from work(landing.open)
             while chunk := (yield Read(handle)):
                 size += len(chunk)
-                yield from work(functools.partial(file.write, chunk))
+                yield from work(functools.partial(landing.write, chunk))
                 report(len(chunk))
-            file.close()
-            if whole:
-                partial.replace(target)
+            yield from work(landing.finish)
         finally:
-            file.close()
-            if whole:
-                partial.unlink(missing_ok=True)
+            landing.close()
         return Transfer(1, size)
 
-    def _download_folder(self, path: str, target: Path, report: Progress) -> Flow[Transfer]:
-        handle: Handle = yield Open(self._get("archive", path=path))
-        yield from accepted(handle)
+    def _download_folder(self, path: RemotePath, target: Path, report: Progress) -> Flow[Transfer]:
+        handle = yield from self._open("archive", {"path": path_bytes(path)}, {"path": path})
         unpacker = Unpacker(target)
         try:
             while chunk := (yield Read(handle)):
@@ -188,11 +200,10 @@ class FileMethods:
             unpacker.close()
 
     @iterator
-    def watch(self, path: str = WORKSPACE, *, recursive: bool = False) -> Emitting[Change]:
+    def watch(self, path: RemotePath = WORKSPACE, *, recursive: bool = False) -> Emitting[Change]:
         """Changes below a folder while they happen, until you stop iterating."""
-        call = self._get("watch", path=path, recursive=recursive)
-        handle: Handle = yield Open(call)
-        yield from accepted(handle)
+        query = {"path": path_bytes(path), "recursive": recursive}
+        handle = yield from self._open("watch", query, {"path": path})
         decoder = Decoder()
         while chunk := (yield Read(handle)):
             for event in decoder.feed(chunk):
@@ -205,8 +216,37 @@ class FileMethods:
             "the server ended the watch", hint="watch again, after a new listing"
         )
 
-    def _stat(self, path: str, *, follow: bool) -> Flow[FileInfo]:
-        return FileInfo.from_json((yield from self._rpc("stat", {"path": path, "follow": follow})))
+    def _stat(self, path: RemotePath, *, follow: bool) -> Flow[FileInfo]:
+        place = path_bytes(path)
+        query = {"path": place, "follow": follow}
+        body = yield from self._ask("GET", "stat", query, {"path": path})
+        return FileInfo.from_json(body, absolute(place))
+
+    def _list(
+        self, folder: bytes, recursive: bool, given: Mapping[str, Any]
+    ) -> Flow[list[FileInfo]]:
+        """An entry's path is shown as text. Where a folder on the way has a name that is not UTF-8
+        the text does not tell which one it is; such a folder is listed by itself."""
+        query = {"path": folder, "recursive": recursive, "limit": MOST_ENTRIES}
+        body = yield from self._ask("GET", "dirs", query, given)
+        if body["truncated"] and len(body["entries"]) >= MOST_ENTRIES:
+            raise TooLargeError(
+                f"{shown(folder)} has more than {MOST_ENTRIES} entries",
+                hint="list its folders one by one",
+                path=shown(folder),
+                limit=MOST_ENTRIES,
+            )
+        top = absolute(folder)
+        found: list[FileInfo] = []
+        for entry in body["entries"]:
+            parent = posixpath.dirname(posixpath.relpath(entry["path"], shown(top)))
+            if "\ufffd" in parent:
+                continue
+            info = FileInfo.from_json(entry, parent=posixpath.join(top, parent.encode()))
+            found.append(info)
+            if recursive and info.is_dir and "\ufffd" in info.name:
+                found += yield from self._list(info.path_bytes, True, given)
+        return found
 
     def _rpc(
         self,
@@ -215,6 +255,7 @@ class FileMethods:
         *,
         timeout: float | None = None,
         repeatable: bool = True,
+        arguments: Mapping[str, Any] | None = None,
     ) -> Flow[Any]:
         return rpc(
             f"sandbox.v1.{name}",
@@ -222,32 +263,59 @@ class FileMethods:
             retries=self._driver.target.retries,
             timeout=timeout,
             repeatable=repeatable,
+            arguments=arguments,
         )
 
-    def _get(self, what: str, **query: Any) -> Call:
-        return Call("GET", self._path(what, query))
+    def _ask(
+        self,
+        verb: str,
+        what: str,
+        query: Mapping[str, Any],
+        given: Mapping[str, Any],
+        *,
+        repeatable: bool = True,
+    ) -> Flow[dict[str, Any]]:
+        """A call without a body. `given` is what the caller wrote, for errors to name."""
+        call = Call(verb, self._path(what, query))
+        return parse((yield from self._send(call, given, repeatable=repeatable)))
 
     def _put(
-        self, what: str, body: Body, *, length: int | None = None, **query: Any
+        self,
+        what: str,
+        query: Mapping[str, Any],
+        given: Mapping[str, Any],
+        body: Body,
+        *,
+        length: int | None = None,
+        repeatable: bool = False,
     ) -> Flow[dict[str, Any]]:
-        """Sent once: a stream that was read from cannot be read again."""
+        """Sent once, unless told otherwise: a stream that was read from cannot be read again."""
         headers = {"Content-Type": "application/octet-stream"}
         if length is not None:
             headers["Content-Length"] = str(length)
-        answer: Answer = yield Call("PUT", self._path(what, query), body, headers)
-        if answer.status >= 300:
-            raise failure(answer)
-        return parse(answer)
+        call = Call("PUT", self._path(what, query), body, headers)
+        return parse((yield from self._send(call, given, repeatable=repeatable)))
 
-    def _stream(self, call: Call) -> Emitting[bytes]:
-        handle: Handle = yield Open(call)
-        yield from accepted(handle)
-        while chunk := (yield Read(handle)):
-            yield Emit(chunk)
+    def _send(self, call: Call, given: Mapping[str, Any], *, repeatable: bool) -> Flow[Answer]:
+        retries = self._driver.target.retries if repeatable or not call.body else 0
+        once = persist(lambda: _successful(call), retries=retries, repeatable=repeatable)
+        return (yield from naming(once, given))
+
+    def _open(self, what: str, query: Mapping[str, Any], given: Mapping[str, Any]) -> Flow[Handle]:
+        handle: Handle = yield Open(Call("GET", self._path(what, query)))
+        yield from naming(accepted(handle), given)
+        return handle
 
     def _path(self, what: str, query: Mapping[str, Any]) -> str:
         words = {k: str(v).lower() if isinstance(v, bool) else v for k, v in query.items()}
         return f"/v1/sandboxes/{self.id}/{what}?{urlencode(words)}"
+
+
+def _successful(call: Call) -> Flow[Answer]:
+    answer: Answer = yield call
+    if answer.status >= 300:
+        raise failure(answer)
+    return answer
 
 
 def _ignore(_: int) -> None: ...
@@ -260,11 +328,23 @@ def _counted(body: Iterable[bytes], progress: Progress | None) -> Iterator[bytes
             progress(len(chunk))
 
 
+def _text(path: RemotePath, name: str) -> str:
+    try:
+        return path_bytes(path, name).decode()
+    except UnicodeDecodeError:
+        raise NotSupportedError(
+            f"{name}={brief(path)} is not UTF-8, and the server moves no such names",
+            hint="copy it: read_file, write_file, remove",
+            field=name,
+        ) from None
+
+
 def _body(content: Content) -> Body:
     if isinstance(content, str):
         return content.encode()
-    return bytes(content) if isinstance(content, bytearray) else content
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    given: object = content
+    if isinstance(given, bytes | Path | Iterable) or hasattr(given, "read"):
+        return cast("Body", given)
+    raise wrong("content", content, "is neither text, bytes, a file nor chunks")

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Callable,
     Coroutine,
     Generator,
     Iterable,
-    Iterator,
     Mapping,
 )
 from dataclasses import dataclass, field
@@ -169,7 +168,11 @@ class method(Generic[P, T]):
 
     def __init__(self, flow: Callable[Concatenate[Any, P], Flow[T]]) -> None:
         self.flow = flow
-        self.__doc__ = flow.__doc__
+        functools.update_wrapper(self, flow)  # for help() and inspect
+
+    def __call__(self, instance: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """As `Capsule.run(capsule, …)`."""
+        return self.__get__(instance, type(instance))(*args, **kwargs)
 
     @overload
     def __get__(self, instance: None, owner: type) -> method[P, T]: ...
@@ -195,14 +198,22 @@ class iterator(Generic[P, T]):
 
     def __init__(self, flow: Callable[Concatenate[Any, P], Emitting[T]]) -> None:
         self.flow = flow
-        self.__doc__ = flow.__doc__
+        functools.update_wrapper(self, flow)  # for help() and inspect
+
+    def __call__(self, instance: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """As `Capsule.run(capsule, …)`."""
+        return self.__get__(instance, type(instance))(*args, **kwargs)
 
     @overload
     def __get__(self, instance: None, owner: type) -> iterator[P, T]: ...
     @overload
-    def __get__(self, instance: SyncBound, owner: type) -> Callable[P, Iterator[T]]: ...
+    def __get__(
+        self, instance: SyncBound, owner: type
+    ) -> Callable[P, Generator[T, None, None]]: ...
     @overload
-    def __get__(self, instance: AsyncBound, owner: type) -> Callable[P, AsyncIterator[T]]: ...
+    def __get__(
+        self, instance: AsyncBound, owner: type
+    ) -> Callable[P, AsyncGenerator[T, None]]: ...
     def __get__(self, instance: SyncBound | AsyncBound | None, owner: type) -> Any:
         if instance is None:
             return self

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from ._flow import Call, Emit, Emitting, Handle, Open, Read, Sleep
-from ._rpc import LONGEST_WAIT, accepted, new_key
+from ._rpc import JSON_HEADERS, LONGEST_WAIT, accepted, naming, new_key, to_json
 from ._sse import Decoder, ServerEvent
 from .errors import CapacityError, UnavailableError, from_json
 from .values import Event, Exit, Gap, Output
@@ -68,11 +68,22 @@ def _cut(data: bytes) -> tuple[bytes, bytes]:
 class Follower:
     """One exec: how to start it, if that is still to be done, and what we have heard of it."""
 
-    def __init__(self, sandbox_id: str, start: Mapping[str, Any] | None, *, retries: int) -> None:
+    def __init__(
+        self,
+        sandbox_id: str,
+        start: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        *,
+        retries: int,
+    ) -> None:
+        self.sandbox_id = sandbox_id
+        self.arguments = arguments  # what the caller gave, for errors to name
         self.exec_id = ""
         self.exit: Exit | None = None
         self._execs = f"/v1/sandboxes/{sandbox_id}/execs"
-        self._start = dict(start or {}, encoding="base64", idempotency_key=new_key())
+        self._start = {**start, "encoding": "base64"}
+        if self._start.get("idempotency_key") is None:
+            self._start["idempotency_key"] = new_key()
         self._retries = retries
         self._first, self._second = Joiner("stdout"), Joiner("stderr")
 
@@ -91,7 +102,7 @@ class Follower:
         while self.exit is None:
             before = self._position
             try:
-                yield from self._listen()
+                yield from naming(self._listen(), self.arguments)
             except (UnavailableError, CapacityError) as error:
                 tries = 0 if self._position != before else tries
                 if tries >= (len(RECONNECT_WAITS) if self.exec_id else self._retries):
@@ -119,11 +130,11 @@ class Follower:
     def _call(self) -> Call:
         if not self.exec_id:
             given = {key: value for key, value in self._start.items() if value is not None}
-            headers = {"Accept": "text/event-stream", "Content-Type": "application/json"}
-            return Call("POST", self._execs, json.dumps(given).encode(), headers)
+            headers = {"Accept": "text/event-stream", **JSON_HEADERS}
+            return Call("POST", self._execs, to_json(given, self.arguments), headers)
         _, stdout, stderr = self._position
         query = f"encoding=base64&stdout={stdout}&stderr={stderr}"
-        path = f"{self._execs}/{self.exec_id}/stream?{query}"
+        path = f"{self._execs}/{quote(self.exec_id, safe='')}/stream?{query}"
         return Call("GET", path, headers={"Accept": "text/event-stream"})
 
     def _hear(self, event: ServerEvent) -> Iterator[Event]:

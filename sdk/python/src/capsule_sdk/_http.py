@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ._flow import Answer
@@ -20,6 +21,8 @@ IDLE = 30.0  # seconds a connection is kept for; servers keep theirs longer
 MOST_IDLE = 64
 LARGEST_HEAD = 64 * 1024
 _PIECE = 256 * 1024
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+_HEX = re.compile(rb"[0-9A-Fa-f]{1,15}")
 
 
 class Origin(NamedTuple):
@@ -46,6 +49,7 @@ class Parser:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._head: tuple[int, dict[str, str]] | None = None
+        self._length = 0
         self._body: list[bytes] = []
 
     @property
@@ -72,7 +76,7 @@ class Parser:
             return self._take_chunks(ended=not data)
         if "content-length" not in headers:
             return self._take_rest(ended=not data)
-        return self._take_counted(int(headers["content-length"]), ended=not data)
+        return self._take_counted(self._length, ended=not data)
 
     def _take_head(self, *, ended: bool) -> bool:
         head, found, rest = bytes(self._buffer).partition(b"\r\n\r\n")
@@ -82,7 +86,7 @@ class Parser:
             return False
         first, *lines = head.decode("latin-1").split("\r\n")
         version, _, rest_of_first = first.partition(" ")
-        if not version.startswith("HTTP/1.") or not rest_of_first[:3].isdigit():
+        if not version.startswith("HTTP/1.") or not re.match(r"[1-5][0-9]{2}\b", rest_of_first):
             raise BrokenAnswer("not an HTTP server")
         status = int(rest_of_first[:3])
         pairs = (line.partition(":") for line in lines)
@@ -91,8 +95,10 @@ class Parser:
         if status >= 200:  # not a mere "100 Continue"
             if status in (204, 304):
                 headers["content-length"] = "0"
-            if not headers.get("content-length", "0").isdigit():
+            length = headers.get("content-length", "0").encode("latin-1")
+            if not _DIGITS.fullmatch(length):
                 raise BrokenAnswer("a length that is no number")
+            self._length = int(length)
             self._head = (status, headers)
         return True
 
@@ -107,10 +113,10 @@ class Parser:
 
     def _take_chunks(self, *, ended: bool) -> bool:
         while (end := self._buffer.find(b"\r\n")) >= 0:
-            try:
-                size = int(bytes(self._buffer[:end]).partition(b";")[0], 16)
-            except ValueError as error:
-                raise BrokenAnswer("a chunk without a size") from error
+            digits = bytes(self._buffer[:end]).partition(b";")[0].strip()
+            if not _HEX.fullmatch(digits):
+                raise BrokenAnswer("a chunk without a size")
+            size = int(digits, 16)
             if len(self._buffer) < end + 2 + size + 2:
                 break
             self._body.append(bytes(self._buffer[end + 2 : end + 2 + size]))
@@ -134,6 +140,7 @@ class Lines:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._idle: list[tuple[socket.socket, float]] = []
+        self._closed = False
 
     def take(self, timeout: float) -> socket.socket:
         """A connection that is open, as far as one can know."""
@@ -149,10 +156,12 @@ class Lines:
         return line
 
     def exchange(self, line: socket.socket, request: bytes, timeout: float | None) -> Answer:
+        """`timeout` is for each piece: what is large may take its time, as long as it moves."""
         parser = Parser()
         try:
             line.settimeout(timeout)
-            line.sendall(request)
+            for piece in _pieces(request):
+                line.sendall(piece)
             while not parser.feed(line.recv(_PIECE)):
                 pass
         except BaseException:
@@ -162,11 +171,21 @@ class Lines:
             self._idle.append((line, time.monotonic()))
         else:
             line.close()
+        if self._closed:  # meanwhile, by another thread
+            self.close()
         return parser.answer
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop()[0].close()
+        self._closed = True
+        with contextlib.suppress(IndexError):  # two threads may close it at once
+            while self._idle:
+                self._idle.pop()[0].close()
+
+
+def _pieces(request: bytes) -> Iterator[memoryview]:
+    view = memoryview(request)
+    for start in range(0, len(view), _PIECE):
+        yield view[start : start + _PIECE]
 
 
 def _readable(line: socket.socket) -> bool:
@@ -195,6 +214,7 @@ class AsyncLines:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._idle: list[AsyncLine] = []
+        self._closed = False
 
     async def take(self, timeout: float) -> AsyncLine:
         while self._idle:
@@ -213,21 +233,25 @@ class AsyncLines:
     async def exchange(self, line: AsyncLine, request: bytes, timeout: float | None) -> Answer:
         parser = Parser()
         try:
-            async with asyncio.timeout(timeout):
-                line.writer.write(request)
-                await line.writer.drain()
-                while not parser.feed(await line.reader.read(_PIECE)):
-                    pass
+            for piece in _pieces(request):
+                async with asyncio.timeout(timeout):
+                    line.writer.write(piece)
+                    await line.writer.drain()
+            done = False
+            while not done:
+                async with asyncio.timeout(timeout):
+                    done = parser.feed(await line.reader.read(_PIECE))
         except BaseException:
             line.writer.close()
             raise
-        if parser.reusable and len(self._idle) < MOST_IDLE:
+        if parser.reusable and len(self._idle) < MOST_IDLE and not self._closed:
             self._idle.append(line._replace(since=time.monotonic()))
         else:
             line.writer.close()
         return parser.answer
 
     async def aclose(self) -> None:
+        self._closed = True
         while self._idle:
             line = self._idle.pop()
             line.writer.close()

@@ -1,4 +1,4 @@
-"""One JSON-RPC call: encode, send, retry where that is safe, and turn an error into its class."""
+"""One call: encode, send, retry where that is safe, and turn an error into its class."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from ._arguments import brief, name_as_given
 from ._flow import Answer, Call, Flow, Handle, Read, Sleep
 from .errors import (
     CapacityError,
     CapsuleError,
     InvalidError,
+    UnauthenticatedError,
     UnavailableError,
     from_json,
 )
@@ -20,7 +22,7 @@ T = TypeVar("T")
 
 LARGEST_ERROR = 64 * 1024
 LONGEST_WAIT = 10.0  # before one more try, whatever the server asks for
-_HEADERS = {"Content-Type": "application/json"}
+JSON_HEADERS = {"Content-Type": "application/json"}
 _STATUS_CODES = {400: "invalid", 401: "unauthenticated", 403: "forbidden", 404: "not_found",
                  409: "conflict", 410: "gone", 413: "too_large", 429: "capacity",
                  501: "unsupported", 503: "unavailable", 507: "no_space"}  # fmt: skip
@@ -38,16 +40,32 @@ def rpc(
     retries: int,
     timeout: float | None = None,
     repeatable: bool = True,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Flow[Any]:
-    """`repeatable`: doing it twice is the same as once, because of its nature or a key."""
+    """`repeatable`: doing it twice is the same as once, because of its nature or a key.
+
+    `arguments` is what the caller gave, under the caller's names; else it is `params`.
+    """
+    named = params if arguments is None else arguments
     given = {key: value for key, value in params.items() if value is not None}
-    call = Call("POST", "/rpc", _encode(method, given), _HEADERS, timeout)
-    return persist(lambda: _ask(call), retries=retries, repeatable=repeatable)
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": given}
+    call = Call("POST", "/rpc", to_json(request, named), JSON_HEADERS, timeout)
+    once = persist(lambda: _ask(call), retries=retries, repeatable=repeatable)
+    return naming(once, named)
 
 
 def _ask(call: Call) -> Flow[Any]:
     answer: Answer = yield call
     return _result(answer)
+
+
+def naming(flow: Flow[T], arguments: Mapping[str, Any]) -> Flow[T]:
+    """The same flow, whose errors name what the caller gave."""
+    try:
+        return (yield from flow)
+    except CapsuleError as error:
+        name_as_given(error, arguments)
+        raise
 
 
 def persist(once: Callable[[], Flow[T]], *, retries: int, repeatable: bool) -> Flow[T]:
@@ -67,12 +85,29 @@ def persist(once: Callable[[], Flow[T]], *, retries: int, repeatable: bool) -> F
     raise AssertionError("unreachable")
 
 
-def _encode(method: str, params: Mapping[str, Any]) -> bytes:
-    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+def to_json(body: Any, arguments: Mapping[str, Any]) -> bytes:
+    """Raises InvalidError that names the argument which cannot be sent."""
     try:
-        return json.dumps(request, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidError(f"the arguments of {method} are not JSON: {error}") from error
+        return _dump(body).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        for name, value in arguments.items():
+            if not _is_json(value):
+                raise InvalidError(
+                    f"{name}={brief(value)} is not JSON: {error}", field=name, value=value
+                ) from error
+        raise InvalidError(f"the arguments are not JSON: {error}") from error
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        _dump(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _result(answer: Answer) -> Any:
@@ -104,11 +139,14 @@ def parse(answer: Answer) -> dict[str, Any]:
 
 def failure(answer: Answer) -> CapsuleError:
     """The exception for a REST answer that is not a success."""
-    error = parse(answer).get("error")
-    if isinstance(error, Mapping):
-        return from_json(error)
-    code = _STATUS_CODES.get(answer.status, "internal")
-    return from_json({"code": code, "message": f"the server answered with HTTP {answer.status}"})
+    body = parse(answer).get("error")
+    if not isinstance(body, Mapping):
+        code = _STATUS_CODES.get(answer.status, "internal")
+        body = {"code": code, "message": f"the server answered with HTTP {answer.status}"}
+    error = from_json(body)
+    if isinstance(error, UnauthenticatedError):
+        error.hint = "give one as api_key=…, or set CAPSULE_API_KEY"  # not by hand, in a header
+    return error
 
 
 def accepted(handle: Handle) -> Flow[None]:

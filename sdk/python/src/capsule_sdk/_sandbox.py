@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from ._arguments import millis, whole, wrong
 from ._drivers import AsyncDriver, SyncDriver
-from ._exec import AsyncExecStream, ExecOptions, ExecStream, exec_params
+from ._exec import AsyncExecStream, ExecOptions, ExecStream, exec_params, input_params
 from ._files import FileMethods
 from ._flow import Flow, method
+from ._follow import Follower
 from ._rpc import new_key
 from .errors import CapsuleError, GoneError, InvalidError, NotFoundError
 from .terminal import AsyncTerminal, Terminal
@@ -55,11 +56,15 @@ class SandboxMethods(FileMethods):
         return (yield from self._execute("exec", options, cmd=_command(cmd)))
 
     def _execute(self, name: str, options: ExecOptions, **what: Any) -> Flow[ExecResult]:
-        params = {**what, **exec_params(options), "idempotency_key": new_key()}
+        params = {**what, **exec_params(options)}
+        if params.get("idempotency_key") is None:
+            params["idempotency_key"] = new_key()
         timeout = options.get("timeout")
         patience = _LONGEST_EXEC if timeout is None else timeout + _SLACK
-        body = yield from self._rpc(name, params, timeout=patience)
-        return ExecResult.from_json(body)
+        given = {**what, **options}
+        return ExecResult.from_json(
+            (yield from self._rpc(name, params, timeout=patience, arguments=given))
+        )
 
     @method
     def batch(
@@ -72,7 +77,7 @@ class SandboxMethods(FileMethods):
 
         A command is what `exec` takes, or a mapping with `cmd` (or `code`) and its options.
         """
-        calls = [_batch_entry(command) for command in commands]
+        calls = [_batch_entry(command, f"commands[{n}].") for n, command in enumerate(commands)]
         params = {"commands": calls, "stop_on_error": stop_on_error}
         body = yield from self._rpc("batch", params, timeout=0, repeatable=False)
         return [ExecResult.from_json(result) for result in body["results"]]
@@ -86,16 +91,16 @@ class SandboxMethods(FileMethods):
     @method
     def kill(self, exec_id: str, signal: str = "KILL", *, grace: float = 0.0) -> Flow[bool]:
         """End a program and all it started; True if it was still running."""
-        params = {"exec_id": exec_id, "signal": signal, "grace_ms": round(grace * 1000)}
-        body = yield from self._rpc("kill", params)
+        given = {"exec_id": exec_id, "signal": signal, "grace": grace}
+        wait = millis("grace", grace, least=0)
+        params = {"exec_id": exec_id, "signal": signal, "grace_ms": wait}
+        body = yield from self._rpc("kill", params, arguments=given)
         return bool(body["running"])
 
     @method
     def send_input(self, exec_id: str, data: str | bytes, *, eof: bool = False) -> Flow[None]:
         """Write to a program's standard input."""
-        params: dict[str, Any] = {"exec_id": exec_id, "data": data, "eof": eof}
-        if isinstance(data, bytes):
-            params |= {"data": base64.b64encode(data).decode(), "encoding": "base64"}
+        params = {"exec_id": exec_id, **input_params(data, eof=eof)}
         yield from self._rpc("sendInput", params, repeatable=False)
 
     @method
@@ -106,7 +111,7 @@ class SandboxMethods(FileMethods):
     @method
     def set_timeout(self, ttl: float) -> Flow[SandboxInfo]:
         """End the sandbox `ttl` seconds from now."""
-        return (yield from self._inform("setTimeout", {"ttl_ms": round(ttl * 1000)}))
+        return (yield from self._inform("setTimeout", {"ttl_ms": millis("ttl", ttl)}, ttl=ttl))
 
     @method
     def keep_alive(self) -> Flow[SandboxInfo]:
@@ -124,21 +129,27 @@ class SandboxMethods(FileMethods):
         with contextlib.suppress(NotFoundError, GoneError):
             yield from self._rpc("delete", {})
 
-    def _inform(self, name: str, params: Mapping[str, Any]) -> Flow[SandboxInfo]:
-        self.info = SandboxInfo.from_json((yield from self._rpc(name, params)))
+    def _inform(self, name: str, params: Mapping[str, Any], **given: Any) -> Flow[SandboxInfo]:
+        self.info = SandboxInfo.from_json((yield from self._rpc(name, params, arguments=given)))
         return self.info
+
+    def _follower(
+        self, start: Mapping[str, Any] | None = None, arguments: Mapping[str, Any] | None = None
+    ) -> Follower:
+        retries = self._driver.target.retries
+        return Follower(self.id, start or {}, arguments or {}, retries=retries)
 
 
 def _command(cmd: Command) -> str | list[str]:
     return cmd if isinstance(cmd, str) else list(cmd)
 
 
-def _batch_entry(command: Command | Mapping[str, Any]) -> dict[str, Any]:
+def _batch_entry(command: Command | Mapping[str, Any], of: str) -> dict[str, Any]:
     if not isinstance(command, Mapping):
         return {"cmd": _command(command)}
     what = {key: command[key] for key in ("cmd", "code", "language") if key in command}
     options: Any = {key: value for key, value in command.items() if key not in what}
-    params = {**what, **exec_params(options)}
+    params = {**what, **exec_params(options, of)}
     return {key: value for key, value in params.items() if value is not None}
 
 
@@ -148,10 +159,16 @@ def start_params(
     if (cmd is None) == (code is None):
         raise InvalidError("give either a command or code=…")
     params = exec_params(options)
-    if tty := options.get("tty"):
-        params["tty"] = {"rows": tty[0], "cols": tty[1]}
+    if (tty := options.get("tty")) is not None:
+        params["tty"] = _size(tty)
     what = {"code": code, "language": language} if cmd is None else {"cmd": _command(cmd)}
     return {**what, **params}
+
+
+def _size(tty: Any) -> dict[str, int]:
+    if not isinstance(tty, Sequence) or len(tty) != 2:
+        raise wrong("tty", tty, "is no pair of rows and columns")
+    return {"rows": whole("tty[0]", tty[0], 1, 4096), "cols": whole("tty[1]", tty[1], 1, 4096)}
 
 
 class Capsule(SandboxMethods):
@@ -173,7 +190,8 @@ class Capsule(SandboxMethods):
     ) -> ExecStream:
         """Output while it comes: `for event in capsule.stream([...])`. Starts when iterated."""
         params = start_params(cmd, code, language, options)
-        return ExecStream(self._driver, self.id, params)
+        given = {"cmd": cmd, "code": code, "language": language, **options}
+        return ExecStream(self._driver, self._follower(params, given))
 
     def start(
         self,
@@ -190,7 +208,8 @@ class Capsule(SandboxMethods):
 
     def attach(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> ExecStream:
         """Read a program's output from these offsets on, whoever started it."""
-        return ExecStream(self._driver, self.id)._resume(exec_id, stdout=stdout, stderr=stderr)
+        stream = ExecStream(self._driver, self._follower())
+        return stream._resume(exec_id, stdout=stdout, stderr=stderr)
 
     def connect_terminal(self, *, name: str = "main", rows: int = 24, cols: int = 80) -> Terminal:
         """A shell in the sandbox; the same `name` leads back to the same shell."""
@@ -231,7 +250,8 @@ class AsyncCapsule(SandboxMethods):
     ) -> AsyncExecStream:
         """Output while it comes: `async for event in capsule.stream(…)`. Starts when iterated."""
         params = start_params(cmd, code, language, options)
-        return AsyncExecStream(self._driver, self.id, params)
+        given = {"cmd": cmd, "code": code, "language": language, **options}
+        return AsyncExecStream(self._driver, self._follower(params, given))
 
     async def start(
         self,
@@ -248,7 +268,7 @@ class AsyncCapsule(SandboxMethods):
 
     def attach(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> AsyncExecStream:
         """Read a program's output from these offsets on, whoever started it."""
-        stream = AsyncExecStream(self._driver, self.id)
+        stream = AsyncExecStream(self._driver, self._follower())
         return stream._resume(exec_id, stdout=stdout, stderr=stderr)
 
     async def connect_terminal(

@@ -19,7 +19,10 @@ class ServerEvent:
     id: str
 
     def json(self) -> Any:
-        return json.loads(self.data)
+        try:
+            return json.loads(self.data)
+        except ValueError as error:
+            raise InternalError(f"the server sent an event that is no JSON: {error}") from error
 
 
 class Decoder:

@@ -23,12 +23,14 @@ CHUNK = 256 * 1024
 LARGEST_HEADER = 1024 * 1024  # of a long name or a pax record
 
 
-def pack(folder: Path) -> Iterator[bytes]:
-    """The tar stream of everything below `folder`, with names relative to it."""
+def pack(folder: Path, skipped: list[str] | None = None) -> Iterator[bytes]:
+    """The tar stream of everything below `folder`, with names relative to it. What it leaves out
+    and why is added to `skipped`."""
+    left_out = [] if skipped is None else skipped
     if not folder.is_dir():
         raise InvalidError(f"not a folder: {folder}", hint="use write_file for a single file")
     for path in _walk(folder):
-        yield from _member(path, path.relative_to(folder).as_posix())
+        yield from _member(path, path.relative_to(folder).as_posix(), left_out)
     yield bytes(2 * BLOCK)
 
 
@@ -42,7 +44,7 @@ def _walk(folder: Path) -> Iterator[Path]:
                     todo.append(Path(entry.path))
 
 
-def _member(path: Path, name: str) -> Iterator[bytes]:
+def _member(path: Path, name: str, skipped: list[str]) -> Iterator[bytes]:
     info = tarfile.TarInfo(name)
     found = path.lstat()
     info.mode = stat.S_IMODE(found.st_mode)
@@ -55,7 +57,8 @@ def _member(path: Path, name: str) -> Iterator[bytes]:
     elif stat.S_ISREG(found.st_mode):
         info.size = found.st_size
     else:
-        return  # a socket, pipe or device has no content to send
+        skipped.append(f"{name}: neither file, folder nor symlink")
+        return
     yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
     if info.size:
         yield from _content(path, info.size)
@@ -174,7 +177,7 @@ class Unpacker:
             self._expect(info.size)
             return
         name = self._override.get("path", info.name)
-        size = int(self._override.get("size", info.size))
+        size = _size(self._override["size"]) if "size" in self._override else info.size
         target = self._override.get("linkpath", info.linkname)
         self._override = {}
         self._expect(size if info.isreg() else 0)
@@ -192,6 +195,9 @@ class Unpacker:
         parts = [part for part in PurePosixPath(name).parts if part != "."]
         if name.startswith("/") or ".." in parts:
             self._skipped.append(f"{name}: leaves the folder")
+            return
+        if "\0" in name + target:
+            self._skipped.append(f"{name!r}: has a NUL character")
             return
         path = self._folder.joinpath(*parts)
         if self._refused(path, name):
@@ -248,6 +254,12 @@ def _stays_inside(parts: list[str], target: str) -> bool:
         ups += 1
     absolute = target.startswith("/")
     return not absolute and ".." not in steps[ups:] and ups <= len(parts) - 1
+
+
+def _size(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InternalError(f"the archive is damaged: a size of {text[:40]!r}")
+    return int(text)
 
 
 def _read_override(kind: bytes, record: bytes) -> dict[str, str]:

@@ -21,6 +21,7 @@ A code this version does not know becomes a plain CapsuleError carrying it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,10 @@ class ExecFailedError(CapsuleError):
     def __init__(self, message: str, *, result: Exit) -> None:
         super().__init__(message)
         self.result = result
+
+    def __reduce__(self) -> Any:
+        # A process pool hands exceptions over as pickles, which know nothing of keywords.
+        return functools.partial(type(self), result=self.result), self.args, self.__dict__
 
 
 SERVER_ERRORS: tuple[type[CapsuleError], ...] = (

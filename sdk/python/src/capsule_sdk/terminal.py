@@ -13,9 +13,10 @@ from urllib.parse import urlencode
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
+from ._arguments import name_as_given, number, whole
 from ._flow import Answer
 from ._rpc import failure
-from .errors import CapsuleError, GoneError, UnavailableError
+from .errors import CapsuleError, GoneError, InternalError, UnavailableError
 from .values import Exit
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _FOREIGN = (OSError, WebSocketException, ssl.SSLError, TimeoutError)
 
 
 def _url(target: Target, sandbox_id: str, name: str, rows: int, cols: int) -> str:
-    query = urlencode({"session": name, "rows": rows, "cols": cols})
+    query = urlencode({"session": name, **_size(rows, cols)})
     return f"ws{target.url.removeprefix('http')}/terminal/{sandbox_id}?{query}"
 
 
@@ -44,20 +45,28 @@ def _options(target: Target) -> dict[str, Any]:
         "compression": None,  # keystrokes do not shrink, and it costs memory on both sides
         "max_size": _MAX_MESSAGE,
         "open_timeout": 10,
-        "proxy": None,
+        "proxy": None if target.is_local else True,  # True: the environment's, as for all calls
     }
 
 
+def _size(rows: int, cols: int) -> dict[str, int]:
+    return {"rows": whole("rows", rows, 1, 4096), "cols": whole("cols", cols, 1, 4096)}
+
+
 def _resize(rows: int, cols: int) -> str:
-    return json.dumps({"type": "resize", "rows": rows, "cols": cols})
+    return json.dumps({"type": "resize", **_size(rows, cols)})
 
 
-def _refused(error: Exception, target: Target) -> CapsuleError:
+def _refused(error: Exception, target: Target, name: str) -> CapsuleError:
     if isinstance(error, InvalidStatus):
         response = error.response
-        return failure(Answer(response.status_code, response.headers, bytes(response.body or b"")))
+        body = bytes(response.body or b"")
+        problem = failure(Answer(response.status_code, response.headers, body))
+        problem.message = problem.message.removeprefix("query ")  # where we put the arguments
+        name_as_given(problem, {"name": name}, {"session": "name"})
+        return problem
     return UnavailableError(
-        f"cannot open a terminal at {target.url}: {error or type(error).__name__}",
+        f"cannot open a terminal at {target.shown}: {error or type(error).__name__}",
         hint="start the server with `capsule serve`, or set CAPSULE_URL to where it runs",
     )
 
@@ -79,7 +88,10 @@ class _Ending:
         """Output, or b"" for a message about the terminal."""
         if isinstance(message, bytes):
             return message
-        body = json.loads(message)
+        try:
+            body = json.loads(message)
+        except ValueError as error:
+            raise InternalError(f"the server sent a message that is no JSON: {error}") from error
         if body.get("type") == "exit":
             self.exit = Exit.from_json(body)
         return b""
@@ -109,13 +121,15 @@ class Terminal(_Ending):
             # Entered here and closed by `close`: a terminal outlives the call that opened it.
             return cls(connect(url, **_options(target)).__enter__())
         except _FOREIGN as error:
-            raise _refused(error, target) from error
+            raise _refused(error, target, name) from error
 
     def send(self, data: str | bytes) -> None:
+        """Type this. Raises GoneError when the terminal has ended."""
         for piece in _pieces(data):
             self._write(piece)
 
     def resize(self, rows: int, cols: int) -> None:
+        """Tell the shell this terminal's new size."""
         self._write(_resize(rows, cols))
 
     def _write(self, message: str | bytes) -> None:
@@ -131,6 +145,8 @@ class Terminal(_Ending):
 
         Raises TimeoutError when nothing came in `timeout` seconds.
         """
+        if timeout is not None:
+            timeout = max(0.0, number("timeout", timeout, "a number of seconds"))
         try:
             while True:
                 if data := self._hear(self._connection.recv(timeout)):
@@ -174,13 +190,15 @@ class AsyncTerminal(_Ending):
             url = _url(target, sandbox_id, name, rows, cols)
             return cls(await connect(url, **_options(target)))
         except _FOREIGN as error:
-            raise _refused(error, target) from error
+            raise _refused(error, target, name) from error
 
     async def send(self, data: str | bytes) -> None:
+        """Type this. Raises GoneError when the terminal has ended."""
         for piece in _pieces(data):
             await self._write(piece)
 
     async def resize(self, rows: int, cols: int) -> None:
+        """Tell the shell this terminal's new size."""
         await self._write(_resize(rows, cols))
 
     async def _write(self, message: str | bytes) -> None:

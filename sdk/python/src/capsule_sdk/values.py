@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -113,6 +115,9 @@ Event = Output | Gap | Exit
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
+    """What is at a path. `name` and `path` are for people: bytes that are not UTF-8 are shown as
+    U+FFFD. `name_bytes` and `path_bytes` are exact, and every method takes them as paths."""
+
     name: str
     path: str
     type: str  # file, dir, symlink, fifo, socket, device
@@ -120,10 +125,18 @@ class FileInfo:
     mode: int
     mtime: float
     target: str | None = None
+    name_bytes: bytes = b""
+    path_bytes: bytes = b""
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> FileInfo:
-        return _known(cls, body)
+    def from_json(
+        cls, body: Mapping[str, Any], path: bytes | None = None, *, parent: bytes = b"/"
+    ) -> FileInfo:
+        """At `path`, or under its own name in the folder `parent`."""
+        exact = body.get("name_base64")
+        name = base64.b64decode(exact) if exact else body["name"].encode()
+        path = posixpath.join(parent, name) if path is None else path
+        return _known(cls, {**body, "name_bytes": name, "path_bytes": path})
 
     @property
     def is_dir(self) -> bool:
