@@ -216,17 +216,29 @@ enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal) {
     return s.result == SWEEP_NOBODY && last_pid() != before ? SWEEP_UNSURE : s.result;
 }
 
+static void note_stopped(pid_t pid, void *arg) {
+    struct seen p;
+    if (read_stat(pid, &p) && p.state == 'T') note_kin(pid, arg);
+}
+
 /* For a box in which somebody is born all the time. A stop signal to all of a pid namespace is one step for the kernel,
- * and a fork does not get past a signal that waits: so what is seen now is all there is. */
+ * and a fork does not get past a signal that waits: so what is seen now is all there is. Who had stopped before stays so, and
+ * the youngest go on first, so that no shell sees its job stopped. */
 void sweep_frozen(uint64_t tag) {
     struct search s = {tag, SIGKILL, SWEEP_SOMEBODY};
+    struct family before = {0}, now = {0};
     if (!box.namespaces || !tag) return;
+    each_process(note_stopped, &before);
     kill(-1, SIGSTOP);
     for (int pass = 0; s.result == SWEEP_SOMEBODY && pass < 100; pass++) { /* a fork that was under way may still end */
         s.result = SWEEP_NOBODY;
         each_process(signal_if_tagged, &s);
     }
-    kill(-1, SIGCONT);
+    each_process(note_kin, &now);
+    for (size_t i = now.n; i-- > 0;)
+        if (!find_kin(&before, now.all[i].pid)) kill(now.all[i].pid, SIGCONT);
+    free(before.all);
+    free(now.all);
 }
 
 /* As a subreaper we inherit every orphan: without a child of our own there is nobody left. */

@@ -1,8 +1,10 @@
 /* Tests of what needs no box: frames against spec/golden, JSON, kept output, paths, signals. Built with
  * AddressSanitizer and UBSan by tests/unit/test_agent_unit.py; prints one line per check that fails. */
 #include "../keeper.h"
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -307,6 +309,59 @@ static void trees_are_copied(const char *dir) {
     CHECK(remove_tree(AT_FDCWD, "from") && remove_tree(AT_FDCWD, "to"));
 }
 
+static volatile sig_atomic_t continued;
+static void note_continue(int unused) { (void)unused; continued = 1; }
+
+/* A process that notes in *seen whether it was continued; `stopped`: after it stopped itself. */
+static pid_t start_witness(volatile int *seen, bool stopped) {
+    pid_t pid = fork();
+    if (pid) return pid;
+    signal(SIGCONT, note_continue);
+    *seen = 1;
+    if (stopped) raise(SIGSTOP);
+    while (!continued) usleep(1000);
+    *seen = 2;
+    for (;;) pause();
+}
+
+static bool is_stopped(pid_t pid) {
+    int status;
+    return waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status);
+}
+
+/* As pid 1 of a box: one process must die, one is only interrupted, and one that was stopped before stays so. */
+static int freeze_a_box(void) {
+    volatile int *seen = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int fs = (int)syscall(430 /* fsopen */, "proc", 1);
+    if (fs < 0 || syscall(431 /* fsconfig */, fs, 6, NULL, NULL, 0)) return 77;
+    box.namespaces = true;
+    sweep_open((int)syscall(432 /* fsmount */, fs, 1, 0));
+    pid_t runs = start_witness(&seen[0], false), waits = start_witness(&seen[1], true);
+    if (!is_stopped(waits) || unshare(CLONE_NEWUTS)) return 77;
+    uint64_t tag = sweep_own_tag();
+    pid_t victim = start_witness(&seen[2], false);
+    while (!seen[0] || !seen[2]) usleep(1000);
+    sweep_frozen(tag);
+    int status = 0;
+    bool dead = waitpid(victim, &status, 0) == victim && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    for (int i = 0; seen[0] != 2 && i < 2000; i++) usleep(1000);
+    return dead && seen[0] == 2 && seen[1] == 1 && !kill(runs, 0) ? 0 : 1;
+}
+
+static void a_frozen_box_goes_on_as_it_was(void) {
+    int status = 0;
+    pid_t pid = fork();
+    if (!pid) {
+        if (unshare((geteuid() ? CLONE_NEWUSER : 0) | CLONE_NEWPID)) _exit(77);
+        pid_t init = fork();
+        if (!init) _exit(freeze_a_box());
+        waitpid(init, &status, 0);
+        _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+    }
+    waitpid(pid, &status, 0);
+    CHECK(WIFEXITED(status) && (!WEXITSTATUS(status) || WEXITSTATUS(status) == 77)); /* 77: not to be had on this host */
+}
+
 static void descriptors_travel(void) {
     int pair[2], fds[2] = {open("/dev/null", O_RDONLY), open("/dev/null", O_RDONLY)}, got[2] = {-1, -1}, n = 1, number = 7;
     CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair));
@@ -367,6 +422,7 @@ int main(int argc, char **argv) {
     closed_folders_are_removed(argv[2]);
     what_cannot_be_removed_says_why(argv[2]);
     trees_are_copied(argv[2]);
+    a_frozen_box_goes_on_as_it_was();
     descriptors_travel();
     pumps_end();
     CHECK(signal_number("KILL") == 9 && signal_number("SIGTERM") == 15 && signal_number("NOPE") == 0 && signal_number(NULL) == 0);
