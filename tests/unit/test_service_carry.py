@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,3 +107,75 @@ def test_interpreters_with_code_report(argv: tuple[str, ...]) -> None:
 )  # fmt: skip
 def test_other_programs_are_left_alone(argv: tuple[str, ...]) -> None:
     assert wrap(argv) is None
+
+
+class Ran(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run(argv: tuple[str, ...], report: Path) -> Ran:
+    """Run a program as the agent does, with `report` behind fd 3."""
+    start = ("sh", "-c", 'exec "$@" 3>"$0"', str(report), *argv)
+    done = subprocess.run(start, capture_output=True, text=True, timeout=10, env=dict(os.environ))
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+LEAVES = "export LEFT=behind; cd /tmp"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"trap 'echo bye' EXIT; {LEAVES}",
+        f"{LEAVES}; trap 'echo bye $?; exit 7' EXIT; exit 3",
+        f"set -e; trap 'echo bye $?' EXIT; {LEAVES}; false; echo never",
+        f"set -eu; clean() {{ local s=$?; echo bye $s; exit $s; }}\n"
+        f"trap clean EXIT INT TERM; {LEAVES}; exit 4",
+        f"f() {{ trap 'echo bye' EXIT; {LEAVES}; return 2; }}; f; exit 5",
+        f"trap 'echo one' EXIT; trap 'echo two' 0; {LEAVES}",
+        f"trap 'echo one' EXIT; trap - EXIT; {LEAVES}; exit 6",
+        f"trap '' EXIT; {LEAVES}; exit 6",
+        f"trap ' ' EXIT; {LEAVES}; exit 6",
+        f"trap '# nothing' EXIT; {LEAVES}; exit 6",
+        f"""trap -- 'echo "it'"'"'s $1 of $#"' EXIT; {LEAVES}""",
+        f"trap $'cat <<X\\nsaid\\nX\\n' EXIT; {LEAVES}",
+        f"{LEAVES}; (trap 'echo below' EXIT; export LEFT=lost; cd /); trap 'echo bye' EXIT",
+        f"said=$(trap 'echo below' EXIT; echo in); echo $said; {LEAVES}",
+        f"trap 'echo bye' EXIT; old=$(trap -p EXIT); trap 'echo no' EXIT; eval \"$old\"; {LEAVES}",
+        f"trap 'echo got it' USR1; trap 'echo bye' EXIT; {LEAVES}; kill -USR1 $$",
+        f"trap 'x' NOSUCH 2>/dev/null; echo $?; nosuchprogram; {LEAVES}",
+        f"{LEAVES}; trap 'echo bye' EXIT; set -x; :; set +x",
+    ],
+)
+def test_a_trap_of_the_scripts_own_runs_and_the_session_learns(script: str, tmp_path: Path) -> None:
+    argv = ("bash", "-c", script, "name", "first", "second")
+    wrapped = wrap(argv)
+    assert wrapped is not None
+    assert run(wrapped, tmp_path / "report") == run(argv, tmp_path / "nothing")
+    found = parse((tmp_path / "report").read_bytes())
+    assert found is not None
+    assert (found.env.get("LEFT"), found.cwd) == ("behind", "/tmp")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "trap 'echo one' ERR; false; trap - ERR; false; trap 'echo bye' EXIT",
+        "trap 'echo back' RETURN; f() { :; }; f; trap - RETURN; f; trap 'echo bye' EXIT",
+        "trap 'echo $BASH_COMMAND' DEBUG; :; trap - DEBUG; :; trap 'echo bye' EXIT",
+    ],
+)
+def test_traps_that_a_function_would_change_are_left_alone(script: str, tmp_path: Path) -> None:
+    argv = ("bash", "-c", script)
+    wrapped = wrap(argv)
+    assert wrapped is not None
+    assert run(wrapped, tmp_path / "report") == run(argv, tmp_path / "nothing")
+
+
+def test_a_posix_shell_keeps_its_own_trap(tmp_path: Path) -> None:
+    argv = ("bash", "--posix", "-c", "trap 'echo bye' EXIT; exit 3")
+    wrapped = wrap(argv)
+    assert wrapped is not None
+    assert run(wrapped, tmp_path / "report") == (3, "bye\n", "")

@@ -34,6 +34,7 @@ from capsule.link.exec_stream import Output
 from capsule.model import MIB, Isolation, Reason, State
 from capsule.providers.registry import make_provider
 from capsule.service import CreateRequest, ExecCall, RunCall, Service
+from capsule.service.code import MAX_INLINE
 from tests.support import component_missing, eventually
 
 pytestmark = pytest.mark.real
@@ -143,6 +144,17 @@ async def test_a_session_carries_over_between_languages(folder: Path) -> None:
         for number, (call, code) in enumerate(SESSION):
             (result,) = await service.batch(id, [replace(call, session="s")])
             assert result.exit.exit_code == code, (number, result.stderr)
+
+
+@pytest.mark.parametrize("filler", ["", "# " + "x" * MAX_INLINE], ids=["argument", "file"])
+async def test_a_session_and_a_trap_of_the_scripts_own(folder: Path, filler: str) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest("bash"))).id
+        script = f"trap 'echo bye $?' EXIT; export LEFT=behind; cd /tmp; exit 3\n{filler}"
+        first = await service.run(id, RunCall(script, session="s"))
+        assert (first.exit.exit_code, first.stdout) == (3, b"bye 3\n")
+        second = await service.run(id, RunCall('echo "$LEFT $PWD"', session="s"))
+        assert second.stdout == b"behind /tmp\n"
 
 
 async def test_what_a_left_program_reports_reaches_its_session(folder: Path) -> None:

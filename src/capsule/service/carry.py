@@ -2,10 +2,10 @@
 
 The program gets a pipe at fd 3 and, just before it ends, writes its directory and environment
 there. Shell scripts (`sh -c`) do it in an EXIT trap, Python (`-c`) and Node (`-e`) in a small
-prelude that leaves the program's own names, line numbers and tracebacks alone. Any other program
-receives the session and changes nothing in it, as does one that replaces itself (`exec`), sets
-an EXIT trap of its own, or is killed. Only differences count: a variable given for one call
-alone is not carried.
+prelude that leaves the program's own names, line numbers and tracebacks alone. In bash an EXIT trap
+of the script's own runs as well, right after the report. Any other program receives the session and
+changes nothing in it, as does one that replaces itself (`exec`), is killed, or sets an EXIT trap in
+another shell. Only differences count: a variable given for one call alone is not carried.
 
 What arrives on the pipe is written by a hostile program. It can only ever become environment
 variables and a directory of that same sandbox's next call, and is dropped as a whole when it is
@@ -36,10 +36,30 @@ _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 _NODES = frozenset({"node", "nodejs"})
 
 # fd 3 is popular in scripts, 9 is not. `command -p` finds env whatever the script did to PATH.
-_SHELL_PRELUDE = (
-    r"""exec 9>&3 3>&-; trap '{ printf "capsule1\0%s\0" "${PWD-}"; """
-    r"""command -p env -0; printf "\0"; } >&9 2>/dev/null || :' EXIT; """
+_SHELL_REPORT = (
+    r"""{ printf "capsule1\0%s\0" "${PWD-}"; command -p env -0; printf "\0"; } """
+    ">&9 2>/dev/null || :"
 )
+_SHELL_PRELUDE = f"exec 9>&3 3>&-; trap '{_SHELL_REPORT}' EXIT; "
+
+# For bash scripts that set traps. Whenever the EXIT trap has become another than ours, it is made
+# into: report, then the script's own, which finds `$?` as it was in either branch of the `if`. Its
+# condition is the one place where a status other than 0 ends nothing under `set -e`.
+_BASH_PRELUDE = (
+    "exec 9>&3 3>&-; "
+    f"__capsule_carry() {{ local s=$?; {_SHELL_REPORT}; return $s; }}; "
+    "__capsule_keep() { local s=$1 n=$'\\n' set; "
+    'if [[ $BASHPID == "$$" ]]; then set=$(builtin trap -p EXIT); '
+    'if [[ $set != *__capsule_carry* ]]; then eval "set -- $set"; '  # trap -- 'ACTION' EXIT
+    'set="$n${3-}$n:$n"; '
+    'builtin trap "if { __capsule_carry; } 2>/dev/null; then${set}else${set}fi" EXIT; '
+    "fi; fi; return $s; }; "
+    '[[ -o posix ]] || trap() { builtin trap "$@"; { __capsule_keep $?; } 2>/dev/null; }; '
+    "builtin trap '{ __capsule_carry; } 2>/dev/null' EXIT; "
+)
+# A function in place of `trap` would change what these three do, so their scripts are left alone.
+_BASH_TRAP = re.compile(r"\btrap\b")
+_BASH_PSEUDO_SIGNAL = re.compile(r"\b(ERR|DEBUG|RETURN)\b")
 
 _PYTHON_SOURCE = r"""
 def boot():
@@ -83,10 +103,6 @@ _NODE_PRELUDE = (
 )
 
 
-# What code in a file of its own begins with; Python code is loaded by `wrap` instead.
-PRELUDES: Mapping[str, str] = {"sh": _SHELL_PRELUDE, "node": _NODE_PRELUDE}
-
-
 @dataclass(frozen=True, slots=True)
 class Session:
     """What differs from the sandbox's own environment, and where the next call starts."""
@@ -115,10 +131,28 @@ def wrap(argv: tuple[str, ...]) -> tuple[str, ...] | None:
         return None
     head, code, rest = argv[: at + 1], argv[at + 1], argv[at + 2 :]
     if program in _SHELLS:
-        return (*head, _SHELL_PRELUDE + code, *rest)
+        return (*head, _shell_prelude(program, code) + code, *rest)
     if program in _NODES:
         return (*head, _NODE_PRELUDE + code, *rest)
     return (*head, _PYTHON_PRELUDE, code, *rest)
+
+
+def prelude(carry: str | None, program: str, code: str) -> str | None:
+    """What code in a file of its own begins with; Python code is loaded by `wrap` instead. None:
+    this one cannot report.
+    """
+    match carry:
+        case "sh":
+            return _shell_prelude(PurePosixPath(program).name, code)
+        case "node":
+            return _NODE_PRELUDE
+        case _:
+            return None
+
+
+def _shell_prelude(shell: str, code: str) -> str:
+    sets_traps = _BASH_TRAP.search(code) and not _BASH_PSEUDO_SIGNAL.search(code)
+    return _BASH_PRELUDE if shell == "bash" and sets_traps else _SHELL_PRELUDE
 
 
 def _takes_code(program: str, option: str) -> bool:

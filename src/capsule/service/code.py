@@ -50,7 +50,7 @@ def program(
     if session and how.carry == "python" and _takes_argument(how):
         loading = command((*how.command[:-1], "-c", _LOADER, path), session=True)
         return loading._replace(path=path, content=content)
-    prelude = carry.PRELUDES.get(how.carry or "") if session else None
+    prelude = carry.prelude(how.carry, how.command[0], code) if session else None
     argv = tuple(word.replace(_FILE, path) for word in how.command)
     return Program(argv, prelude is not None, path, (prelude or "").encode() + content)
 
