@@ -111,7 +111,8 @@ bool box_map_user(pid_t init, struct fault *f);
 bool box_make_cgroups(struct fault *f);
 void box_remove(void);
 bool write_proc(pid_t pid, const char *name, const char *text, struct fault *f); /* /proc/PID/name */
-void remove_cgroups(const char *const *dirs, int n);
+bool remove_cgroups(const char *const *dirs, int n); /* false: one is still there */
+bool get_rid_of(const char *path);                   /* false: some of the tree is still there */
 const char *box_path(const char *path, char *out, size_t room); /* API path -> path as seen by the worker */
 
 /* disk.c */

@@ -139,27 +139,34 @@ static int kill_members(const char *dir) {
 }
 
 /* A cgroup is freed a moment after its last member is gone: try again for two seconds. */
-void remove_cgroups(const char *const *dirs, int n) {
+bool remove_cgroups(const char *const *dirs, int n) {
     struct timespec pause = {0, 200000};
     double deadline = now_ms() + 2000;
+    bool all = true;
     for (int i = 0; i < n; i++) {
-        while (rmdir(dirs[i]) && errno == EBUSY && now_ms() < deadline) {
+        bool gone;
+        while (!(gone = !rmdir(dirs[i]) || errno == ENOENT) && errno == EBUSY && now_ms() < deadline) {
             kill_members(dirs[i]);
             nanosleep(&pause, NULL);
             if (pause.tv_nsec < 10000000) pause.tv_nsec *= 2;
         }
+        all = all && gone;
     }
+    return all;
 }
 
 static bool is_below(const char *path, const struct json *dir) {
     return !strncmp(path, dir->str, dir->len) && (!path[dir->len] || path[dir->len] == '/');
 }
 
-/* All that is not a process. */
+bool get_rid_of(const char *path) {
+    return !path || remove_tree(AT_FDCWD, path) || errno == ENOENT;
+}
+
+/* All that is not a process. Our directory comes last: while anything is left, it tells the server what to look for. */
 void box_remove(void) {
-    remove_cgroups(box.cgroups, box.ncgroups);
-    if (box.disk_kind && !strcmp(box.disk_kind, "dir") && box.disk_path) remove_tree(AT_FDCWD, box.disk_path);
-    if (box.dir) remove_tree(AT_FDCWD, box.dir);
+    bool disk = box.disk_kind && !strcmp(box.disk_kind, "dir");
+    if (remove_cgroups(box.cgroups, box.ncgroups) && (!disk || get_rid_of(box.disk_path))) get_rid_of(box.dir);
 }
 
 const char *box_path(const char *path, char *out, size_t room) {

@@ -162,10 +162,11 @@ static void sweep(int conn, const struct json *r) {
     kill_keeper(dir, pid);
     for (const struct json *j = list ? list->child : NULL; j && n < MAX_CGROUPS; j = j->next)
         if (j->type == J_STR) dirs[n++] = j->str;
-    remove_cgroups(dirs, n);
+    bool gone = remove_cgroups(dirs, n);
     if (uid > 1000) kill_uid(uid);
-    for (int tries = 0; disk && !remove_tree(AT_FDCWD, disk) && errno != ENOENT && tries < 100; tries++) usleep(10000); /* while they die */
-    bool gone = !dir || remove_tree(AT_FDCWD, dir) || errno == ENOENT;
+    for (int tries = 0; !get_rid_of(disk); tries++, usleep(10000)) /* while they die */
+        if (tries == 100) { gone = false; break; }
+    gone = gone && get_rid_of(dir);
     buf_printf(&b, "{\"removed\":%s}", gone ? "true" : "false");
     frame_json(conn, F_REPLY, &b);
     _exit(0);
@@ -217,6 +218,7 @@ int launcher_main(int listener, int lifeline) {
         if (poll(p, 2, -1) < 0 && errno != EINTR) return 1;
         if (p[1].revents) return 0; /* the server is gone; boxes live on */
         int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (conn < 0 && (errno == EMFILE || errno == ENFILE)) usleep(5000); /* rather wait than spin */
         if (conn < 0) continue;
         if (!fork()) {
             close(listener);

@@ -52,23 +52,18 @@ static bool do_bind(const struct json *m, const char *from, const char *to, stru
     if (json_bool(m, "ro", false)) attrs |= MOUNT_ATTR_RDONLY;
     if (!json_bool(m, "dev", false)) attrs |= MOUNT_ATTR_NODEV;
     if (!json_bool(m, "exec", true)) attrs |= MOUNT_ATTR_NOEXEC;
-    if (mount(from, to, NULL, MS_BIND | MS_REC, NULL)) {
-        if (json_bool(m, "optional", false)) return true;
-        return fault_set(f, errno, "bind %.40s", from);
-    }
+    if (mount(from, to, NULL, MS_BIND | MS_REC, NULL)) return fault_set(f, errno, "bind %.40s", from);
     return restrict_mount(to, attrs) || fault_set(f, errno, "restrict %.36s", from);
 }
 
 static bool do_overlay(const struct json *m, const char *to, struct fault *f) {
     struct buf o = {0};
     const struct json *lower = json_get(m, "lower");
-    const char *upper = json_str(m, "upper"), *work = json_str(m, "work"), *extra = json_str(m, "options");
+    const char *extra = json_str(m, "options");
     for (const struct json *l = lower ? lower->child : NULL; l; l = l->next)
-        buf_printf(&o, "%s%s", o.n ? ":" : "lowerdir=", l->str);
-    if (upper && work) buf_printf(&o, ",upperdir=%s/disk/%s,workdir=%s/disk/%s", box.stage, upper, box.stage, work);
+        if (l->type == J_STR) buf_printf(&o, "%s%s", o.n ? ":" : "lowerdir=", l->str);
     if (extra) buf_printf(&o, ",%s", extra);
-    unsigned long flags = MS_NOSUID | MS_NODEV | (upper ? 0 : MS_RDONLY);
-    int failed = o.p ? mount("overlay", to, "overlay", flags, o.p) : (errno = EINVAL, -1);
+    int failed = o.p ? mount("overlay", to, "overlay", MS_NOSUID | MS_NODEV | MS_RDONLY, o.p) : (errno = EINVAL, -1);
     buf_free(&o);
     return !failed || fault_set(f, errno, "overlay");
 }

@@ -481,3 +481,23 @@ async def test_errors_of_a_launch_are_ours_alone(provider: LocalProvider) -> Non
     with pytest.raises(CapsuleError):
         await broken.open()
     await broken.aclose()
+
+
+async def test_what_could_not_be_removed_stays_owned(
+    as_root: None, provider: LocalProvider
+) -> None:
+    """Or nobody would ever look for the rest of it."""
+    box = await provider.launch(SandboxId("one"), SPEC)
+    if not box.handle.data["cgroups"]:
+        pytest.skip("this host has no usable cgroups")
+    in_the_way = Path(box.handle.data["cgroups"][0], "in-the-way")
+    await asyncio.to_thread(in_the_way.mkdir)
+    try:
+        with pytest.raises(UnavailableError, match="not everything"):
+            await box.destroy()
+        assert [handle.sandbox_id for handle in await handles(provider)] == ["one"]
+    finally:
+        await asyncio.to_thread(in_the_way.rmdir)
+    await box.destroy()
+    assert await handles(provider) == []
+    await eventually(lambda: not leftovers(box), what="nothing of the box is left")
