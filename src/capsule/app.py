@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -27,8 +28,6 @@ from capsule.edge.site import build_site
 from capsule.errors import ConflictError, ForbiddenError, InvalidError
 from capsule.providers.registry import make_provider
 from capsule.service import Service
-
-BACKLOG = 2048
 
 Announce = Callable[[Config, Service, int], str]  # what a server that listens on a port says
 
@@ -72,11 +71,15 @@ async def _serve(config: Config, announce: Announce) -> None:
         async with open_service(config) as service:
             gate = Gate()
             app = build_app(config, service, gate)
-            server = Server(config, app, gate, on_drain=service.drain)
-            listener.listen(BACKLOG)
-            sys.stdout.write(announce(config, service, listener.getsockname()[1]))
-            sys.stdout.flush()
+            text = announce(config, service, listener.getsockname()[1])
+            ready = functools.partial(_say, text)
+            server = Server(config, app, gate, on_drain=service.drain, on_ready=ready)
             await server.serve(sockets=[listener])
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def bind(config: Config) -> socket.socket:

@@ -30,7 +30,7 @@ class ServiceDouble:
         self.behave = behave or (lambda call: " ".join(call.cmd).encode())
         self.sandboxes: dict[str, Sandbox] = {}
         self.failure: Exception | None = None
-        self.drained = False
+        self.drained: list[float] = []
 
     async def create(self, request: CreateRequest) -> Sandbox:
         if self.failure is not None:
@@ -68,8 +68,8 @@ class ServiceDouble:
         self.get(id)
         raise NotImplementedError
 
-    def drain(self) -> None:
-        self.drained = True
+    def drain(self, within: float) -> None:
+        self.drained.append(within)
 
 
 class Running:

@@ -6,6 +6,10 @@ import asyncio
 import json
 import signal
 import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,9 +20,17 @@ from websockets.exceptions import ConnectionClosed
 from tests.api.client import Api
 from tests.api.double import ServiceDouble, serving
 from tests.support import eventually
-from tests.support.servers import RealServer, real_server
+from tests.support.servers import CAPSULE, RealServer, clean_env, real_server
 
 CREATE: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.create"}
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Short, for sockets below it, and open to the users of sandboxes."""
+    with tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 async def ended(server: RealServer, within: float = 15.0) -> int:
@@ -77,11 +89,12 @@ async def refusal(http: httpx.AsyncClient) -> httpx.Response | None:
 
 @pytest.mark.real
 async def test_what_does_not_end_in_time_is_cut(agent_binary: object) -> None:
-    with real_server(DRAIN_TIMEOUT="1") as server:
+    with real_server(DRAIN_TIMEOUT="3") as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
             api = Api(http)
             box = (await api.rpc("create", template="bash"))["id"]
             url = f"/v1/sandboxes/{box}/execs"
+            await api.rpc("start", id=box, cmd="sleep 25", session="s")  # looked after to its end
             body = {"cmd": "touch running; sleep 25"}
             waiting = asyncio.create_task(http.post(url, json=body))
             await eventually(lambda: exists(api, box, "running"), what="it runs")
@@ -91,12 +104,14 @@ async def test_what_does_not_end_in_time_is_cut(agent_binary: object) -> None:
             await socket.send(json.dumps({"type": "start", "cmd": ["sleep", "25"]}))
             await socket.recv()
             server.process.send_signal(signal.SIGTERM)
+            signalled = time.monotonic()
             answer = await waiting
             assert answer.status_code == 503
             assert "outlive" in answer.json()["error"]["hint"]
             closed = await closing_of(socket)
             assert closed.rcvd is not None and closed.rcvd.code == 1012
         assert await ended(server) == 0
+        assert time.monotonic() - signalled < 5.5  # not the timeout twice
 
 
 async def exists(api: Api, box: str, path: str) -> bool:
@@ -110,6 +125,7 @@ async def test_a_second_signal_does_not_wait(agent_binary: object) -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
             api = Api(http)
             box = (await api.rpc("create", template="bash"))["id"]
+            await api.rpc("start", id=box, cmd="sleep 25", session="s")  # looked after to its end
             body = {"cmd": "touch running; sleep 25"}
             waiting = asyncio.create_task(http.post(f"/v1/sandboxes/{box}/execs", json=body))
             await eventually(lambda: exists(api, box, "running"), what="it runs")
@@ -120,13 +136,28 @@ async def test_a_second_signal_does_not_wait(agent_binary: object) -> None:
         assert await ended(server) == 0
 
 
+@pytest.mark.real
+def test_a_server_that_has_said_it_listens_stops_gracefully(
+    agent_binary: object, base: Path
+) -> None:
+    dirs = {"CAPSULE_DATA_DIR": str(base / "data"), "CAPSULE_RUN_DIR": str(base / "run")}
+    env = clean_env(CAPSULE_PORT="0", **dirs)
+    start = [*CAPSULE, "serve", "--json"]
+    with subprocess.Popen(start, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()  # returns the moment it is written
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert json.loads(said)["url"]
+
+
 async def test_an_idle_server_stops_at_once() -> None:
     async with serving(drain_timeout=60.0) as running:
         async with httpx.AsyncClient(base_url=running.url) as http:
             await http.get("/health")  # leaves a connection open
             running.server.stop()
             await eventually(lambda: running.server.should_exit, what="it stops", within=5)
-    assert running.service.drained
+    assert running.service.drained == [60.0]
 
 
 async def test_while_it_drains_new_work_is_refused_and_old_work_ends() -> None:
@@ -171,8 +202,6 @@ def test_the_banner_has_three_lines_that_work(agent_binary: object) -> None:
 
 @pytest.mark.real
 def test_a_port_that_is_taken_is_said_so(server: RealServer) -> None:
-    from tests.support.servers import CAPSULE
-
     env = {**server.env, "CAPSULE_DATA_DIR": str(server.base / "other")}
     done = subprocess.run([*CAPSULE, "serve"], env=env, capture_output=True, text=True, timeout=15)
     assert done.returncode != 0
@@ -182,8 +211,6 @@ def test_a_port_that_is_taken_is_said_so(server: RealServer) -> None:
 
 @pytest.mark.real
 def test_it_refuses_to_listen_to_others_without_keys(server: RealServer) -> None:
-    from tests.support.servers import CAPSULE
-
     env = {**server.env, "CAPSULE_HOST": "0.0.0.0", "CAPSULE_PORT": "0"}
     done = subprocess.run([*CAPSULE, "serve"], env=env, capture_output=True, text=True, timeout=15)
     assert done.returncode != 0

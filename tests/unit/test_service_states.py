@@ -351,7 +351,7 @@ async def test_illegal_moves_raise(tmp_path: Path) -> None:
 async def test_draining_refuses_creates_and_serves_the_rest(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
-        b.service.drain()
+        b.service.drain(60.0)
         with pytest.raises(UnavailableError, match="stopping"):
             await b.service.create(CreateRequest())
         await b.service.exec(made.id, TRUE)
@@ -374,6 +374,17 @@ async def test_closing_waits_for_execs_up_to_its_limit(tmp_path: Path) -> None:
         (run,) = await eventually(lambda: b.world.agents[made.id].execs.values(), what="runs")
         asyncio.get_running_loop().call_later(0.05, run.end)
     assert (await running).exit.exit_code == 0
+
+
+async def test_closing_waits_no_longer_than_since_the_drain_began(tmp_path: Path) -> None:
+    async with asyncio.timeout(10):
+        async with bench(tmp_path, drain_timeout=600.0) as b:
+            made = await b.service.create(CreateRequest())
+            running = asyncio.create_task(b.service.exec(made.id, ExecCall(("wait",))))
+            await eventually(lambda: b.world.agents[made.id].execs, what="runs")
+            b.service.drain(0.0)
+    running.cancel()
+    await asyncio.wait({running})
 
 
 async def test_isolation_below_the_minimum_refuses_to_open(tmp_path: Path) -> None:

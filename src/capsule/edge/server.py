@@ -1,9 +1,9 @@
 """uvicorn, made patient with the right things: limits on what a peer may hold without getting
 anywhere, and a stop that first drains.
 
-    serve ── uvicorn's loop
+    serve ── signal handlers → listen → on_ready → uvicorn's loop
      └─ on SIGTERM or SIGINT: _drain (once; a second signal cuts at once)
-         gate.close → gate.idle or drain_timeout → gate.cut → uvicorn's own shutdown
+         on_drain, gate.close → gate.idle or drain_timeout → gate.cut → uvicorn's own shutdown
 """
 
 from __future__ import annotations
@@ -148,8 +148,18 @@ def _keep_probing(transport: asyncio.Transport) -> None:
 
 
 class Server(uvicorn.Server):
+    """`on_ready` is called when it listens and can be stopped; `on_drain` when it begins to stop,
+    with the seconds that this may take, and again when somebody is in a hurry.
+    """
+
     def __init__(
-        self, config: Config, app: Any, gate: Gate, *, on_drain: Callable[[], None]
+        self,
+        config: Config,
+        app: Any,
+        gate: Gate,
+        *,
+        on_drain: Callable[[float], None],
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -172,8 +182,13 @@ class Server(uvicorn.Server):
         )
         self._gate = gate
         self._on_drain = on_drain
+        self._on_ready = on_ready
         self._drain_timeout = config.drain_timeout
         self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -190,11 +205,12 @@ class Server(uvicorn.Server):
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:
+            self._on_drain(0.0)
             self._finish()
 
     async def _drain(self) -> None:
         log.info("stopping: waiting up to %g s for what runs", self._drain_timeout)
-        self._on_drain()
+        self._on_drain(self._drain_timeout)
         self._gate.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._gate.idle(), self._drain_timeout)

@@ -18,10 +18,10 @@ class Permits:
         self._most = config.max_execs
         self._most_each = config.max_execs_per_sandbox
 
-    async def all_free(self, within: float) -> bool:
-        """Wait for the last exec to end."""
+    async def all_free(self, by: float) -> bool:
+        """Wait for the last exec to end, until `by` on the loop's clock."""
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout_at(by):
                 await self._free.wait()
         except TimeoutError:
             return False

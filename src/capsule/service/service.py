@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -70,6 +71,7 @@ class Service:
         self._execs = Execs(self._parts, self._access)
         self._terminals = Terminals(self._access)
         self.reaper = Reaper(self._parts, self._sandboxes, self._pulse)
+        self._drained_by = math.inf  # by the loop's clock
         self._opened = AsyncExitStack()
 
     async def open(self) -> None:
@@ -108,17 +110,21 @@ class Service:
             )
         self._capabilities[provider.name] = found
 
-    def drain(self) -> None:
-        """From now on refuse new sandboxes; what runs goes on. A graceful stop begins with it."""
+    def drain(self, within: float) -> None:
+        """From now on refuse new sandboxes; what runs has `within` seconds before `aclose` lets go
+        of it. A graceful stop begins with this; called again, it can only be sooner.
+        """
         self._sandboxes.draining = True
+        self._drained_by = min(self._drained_by, asyncio.get_running_loop().time() + within)
 
     async def aclose(self) -> None:
-        """Drain, wait for execs up to config.drain_timeout, then let go (or delete: config.drain).
+        """Drain (unless somebody began to, for config.drain_timeout), then let go, or delete
+        (config.drain).
 
         Idempotent. Boxes that are kept go on running, and the next server adopts them.
         """
-        self.drain()
-        await self._execs.permits.all_free(self.config.drain_timeout)
+        self.drain(self.config.drain_timeout)
+        await self._execs.permits.all_free(self._drained_by)
         if self.config.drain == "delete":
             await self._delete_all()
         await self._opened.aclose()
