@@ -126,6 +126,7 @@ bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
 
 /* confine.c: what every program and file worker goes through before it may act */
 bool confine(struct fault *f, bool filter); /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order */
+bool enter_cgroups(struct fault *f);        /* once; children are in them as well */
 bool confine_keeper(struct fault *f);
 bool landlock_apply(struct fault *f);
 int landlock_abi(void);
@@ -137,12 +138,25 @@ enum spawn_kind { K_EXEC, K_FILE };
 struct ctl {
     uint32_t command, no;
     int32_t kind, pid, status, signal, err;
-    uint32_t port;
+    uint32_t port, slot;   /* slot: where pid 1 notes the birth */
     double cpu_ms;
     uint64_t rss;
     char stage[48];
 };
 void init_main(int ctl_fd) __attribute__((noreturn));
+pid_t init_bear(const struct ctl *m, const int *fds, int nfds, unsigned long how);
+void init_born(const struct ctl *order, const struct ctl *answer, const int *fds, int nfds);
+void init_let_go(void);
+
+/* forker.c: forks for pid 1, from within the box's cgroups */
+bool forker_wanted(void);
+bool forker_is(pid_t pid);
+void forker_start(void);
+int forker_fd(void);
+bool forker_order(const struct ctl *m, const int *fds, int nfds);
+void forker_hear(void);
+bool forker_ended(pid_t pid);
+void forker_let_go(void);
 
 /* sweep.c: finding every process of an exec */
 struct tally { int processes; double cpu_ms; uint64_t rss; };

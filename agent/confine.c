@@ -81,11 +81,12 @@ bool landlock_apply(struct fault *f) {
     return enforce(ruleset, f);
 }
 
-static bool confine_cgroups(struct fault *f) {
-    for (int i = 0; i < box.ncgroups; i++)
+bool enter_cgroups(struct fault *f) {
+    static bool inside;
+    for (int i = 0; !inside && i < box.ncgroups; i++)
         if (write(box.cgroup_fds[i], "0", 1) < 0) return fault_set(f, errno, "enter cgroup");
-    if (box.ncgroups && box.namespaces && unshare(CLONE_NEWCGROUP)) return fault_set(f, errno, "cgroup namespace");
-    return true;
+    if (!inside && box.ncgroups && box.namespaces && unshare(CLONE_NEWCGROUP)) return fault_set(f, errno, "cgroup namespace");
+    return inside = true;
 }
 
 static bool limit(int resource, const char *name, struct fault *f) {
@@ -147,7 +148,7 @@ static bool load_filter(const struct sock_filter *filter, size_t n, struct fault
 bool confine(struct fault *f, bool filter) {
     sigset_t none;
     umask(022);
-    if (!confine_cgroups(f) || !set_limits(f) || !become_user(f)) return false;
+    if (!enter_cgroups(f) || !set_limits(f) || !become_user(f)) return false;
     if (!box.namespaces && !landlock_apply(f)) return false; /* with namespaces, pid 1 did it for all */
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

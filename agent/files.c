@@ -465,6 +465,7 @@ void file_main(int request_fd, int conn_fd) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is EFBIG, not our death */
     struct json *r = json_read(request_fd);
+    close(request_fd); /* a path may be /proc/self/fd/N */
     if (!r) _exit(1);
     const char *op = json_str(r, "op");
     /* without namespaces programs have no inotify, as it would tell them the names of the host's files */

@@ -17,15 +17,16 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-struct task { uint32_t no; pid_t pid; bool alive, killing; int quiet; }; /* one per exec; no 0: a free place */
+struct task { uint32_t no; pid_t pid; bool awaited, alive, killing; int quiet; }; /* one per exec; no 0: a free place */
 #define TASKS 512 /* more than execs are remembered */
 #define WORKERS 256
 #define QUIET 64
+#define AWAITED (-1)
 
 static int ctl = -1, signals = -1;
 static struct task tasks[TASKS];
-static uint64_t *tags;  /* of tasks, shared with children: each writes its own tag before it does anything else */
-static pid_t workers[WORKERS];
+static struct birth { uint64_t tag; pid_t pid; } *births; /* of tasks, then of workers; shared: each child writes its own first */
+static pid_t workers[WORKERS]; /* 0: a free place */
 static double forked_cpu_ms; /* of processes already reaped */
 
 /* The keeper is gone. As pid 1 our exit takes everyone along; otherwise they must be hunted down. */
@@ -51,51 +52,117 @@ static pid_t *find_worker(pid_t pid) {
 }
 
 bool init_knows(pid_t pid) {
-    for (struct task *t = tasks; t < tasks + TASKS; t++)
-        if (t->alive && t->pid == pid) return true;
-    return find_worker(pid) != NULL;
+    for (int i = 0; i < TASKS; i++) {
+        if (tasks[i].alive && tasks[i].pid == pid) return true;
+        if (tasks[i].awaited && births[i].pid == pid) return true;
+    }
+    for (int i = 0; i < WORKERS; i++)
+        if (workers[i] == pid || (workers[i] == AWAITED && births[TASKS + i].pid == pid)) return true;
+    return forker_is(pid);
 }
 
 /* Inode numbers are given again once a namespace is dead; then the older exec has nobody left to find. */
 static uint64_t tag_of_task(const struct task *t) {
-    uint64_t tag = tags[t - tasks];
+    uint64_t tag = births[t - tasks].tag;
     for (int i = 0; i < TASKS; i++)
-        if (tags[i] == tag && tasks[i].no > t->no) return 0;
+        if (births[i].tag == tag && tasks[i].no > t->no) return 0;
     return tag;
 }
 
-static void run_child(const struct ctl *m, const int *fds, int nfds, uint64_t *tag) {
-    close(ctl);
-    close(signals);
+/* What a child of ours must not have. */
+void init_let_go(void) {
+    drop_fd(&ctl);
+    drop_fd(&signals);
+    forker_let_go();
+}
+
+static void run_child(const struct ctl *m, const int *fds, int nfds) {
+    struct birth *birth = &births[m->slot];
+    birth->pid = getpid();
+    init_let_go();
     if (m->kind == K_FILE) file_main(fds[0], fds[1]);
-    *tag = sweep_own_tag();
-    if (box.namespaces && (!*tag || *tag == UINT64_MAX)) _exit(1); /* no kill could find it */
+    birth->tag = sweep_own_tag();
+    if (box.namespaces && (!birth->tag || birth->tag == UINT64_MAX)) _exit(1); /* no kill could find it */
     sweep_close(); /* the request names a working directory, which may be /proc/self/fd/N: no descriptor of ours may be one */
     if (box.namespaces) program_main(fds, nfds);
     shepherd_main(fds, nfds);
 }
 
-static void spawn(const struct ctl *m, const int *fds, int nfds) {
+/* In pid 1, and in the forker, whose children are pid 1's as well. */
+pid_t init_bear(const struct ctl *m, const int *fds, int nfds, unsigned long how) {
+    bool tagged = m->kind != K_FILE && box.namespaces;
+    pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD | how | (tagged ? CLONE_NEWUTS : 0), 0, 0, 0, 0);
+    if (!pid) run_child(m, fds, nfds);
+    return pid;
+}
+
+static void ended(struct task *t, int status, const struct rusage *u) {
+    t->alive = false;
+    if (!box.namespaces) t->pid = 0;
+    struct ctl m = {.command = C_EXITED, .no = t->no, .status = status, .cpu_ms = cpu_ms(u)};
+    m.rss = (uint64_t)u->ru_maxrss * 1024;
+    tell(&m, NULL, 0);
+}
+
+static void born(struct task *t, pid_t pid, int err) {
+    struct ctl m = {.command = C_SPAWNED, .no = t->no, .pid = pid, .err = err};
+    *t = pid > 0 ? (struct task){.no = t->no, .pid = pid, .alive = true, .killing = t->killing} : (struct task){0};
+    tell(&m, NULL, 0);
+}
+
+static void settle_task(struct task *t, pid_t pid, int err) {
+    if (!t->awaited) return; /* it was recognised when it ended */
+    born(t, pid, err);
+    bool missed = pid > 0 && kill(pid, 0) && errno == ESRCH; /* killed before it could say its number: reaped as a stranger */
+    if (missed) ended(t, SIGKILL, &(struct rusage){0});
+}
+
+static void settle_worker(pid_t *worker, pid_t pid, int err, const int *fds, int nfds) {
+    if (*worker == AWAITED) *worker = pid > 0 && !(kill(pid, 0) && errno == ESRCH) ? pid : 0;
+    if (pid > 0 || nfds < 2) return;
+    struct fault f; /* nobody else will answer this connection */
+    fault_set(&f, err, "fork");
+    frame_error(fds[1], &f, NULL);
+}
+
+/* The forker's answer; where it could not, it is done here. */
+void init_born(const struct ctl *order, const struct ctl *answer, const int *fds, int nfds) {
+    pid_t pid = answer->pid;
+    int err = answer->err;
+    if (err) {
+        pid = init_bear(order, fds, nfds, 0);
+        err = pid < 0 ? errno : 0;
+    }
+    if (order->kind == K_FILE) settle_worker(&workers[order->slot - TASKS], pid, err, fds, nfds);
+    else if (tasks[order->slot].no == order->no) settle_task(&tasks[order->slot], pid, err);
+}
+
+/* true: the descriptors are kept until the child is born. */
+static bool spawn(struct ctl *m, const int *fds, int nfds) {
     bool file = m->kind == K_FILE;
-    struct ctl reply = {.command = C_SPAWNED, .no = m->no, .err = EAGAIN};
     struct task *t = file ? NULL : find(0);
-    pid_t *worker = file ? find_worker(0) : NULL, pid = -1;
-    if (t) tags[t - tasks] = 0;
-    if ((t || worker) && nfds >= (file ? 2 : FD_CARRY)) {
-        pid = (pid_t)syscall(SYS_clone, SIGCHLD | (!file && box.namespaces ? CLONE_NEWUTS : 0), 0, 0, 0, 0);
-        if (!pid) run_child(m, fds, nfds, t ? &tags[t - tasks] : NULL);
-        reply.err = pid < 0 ? errno : 0;
+    pid_t *worker = file ? find_worker(0) : NULL;
+    if ((!t && !worker) || nfds < (file ? 2 : FD_CARRY)) {
+        if (file) settle_worker(&(pid_t){0}, -1, EAGAIN, fds, nfds);
+        else tell(&(struct ctl){.command = C_SPAWNED, .no = m->no, .pid = -1, .err = EAGAIN}, NULL, 0);
+        return false;
     }
-    reply.pid = pid;
-    if (!file) {
-        if (pid > 0) *t = (struct task){.no = m->no, .pid = pid, .alive = true};
-        tell(&reply, NULL, 0);
-    } else if (pid > 0) *worker = pid;
-    else if (nfds > 1) { /* nobody else will answer this connection */
-        struct fault f;
-        fault_set(&f, reply.err, "fork");
-        frame_error(fds[1], &f, NULL);
-    }
+    m->slot = (uint32_t)(t ? t - tasks : TASKS + (worker - workers));
+    births[m->slot] = (struct birth){0};
+    if (t) *t = (struct task){.no = m->no, .awaited = true};
+    else *worker = AWAITED;
+    if (forker_order(m, fds, nfds)) return true;
+    init_born(m, &(struct ctl){.err = EAGAIN}, fds, nfds);
+    forker_start();
+    return false;
+}
+
+/* It ended before its birth was reported. */
+static void recognise(pid_t pid) {
+    for (int i = 0; i < TASKS; i++)
+        if (tasks[i].awaited && births[i].pid == pid) born(&tasks[i], pid, 0);
+    for (int i = 0; i < WORKERS; i++)
+        if (workers[i] == AWAITED && births[TASKS + i].pid == pid) workers[i] = pid;
 }
 
 static void reap(void) {
@@ -103,23 +170,21 @@ static void reap(void) {
     int status;
     pid_t pid;
     while ((pid = wait4(-1, &status, WNOHANG, &u)) > 0) {
+        if (forker_ended(pid)) continue;
+        recognise(pid);
         pid_t *worker = find_worker(pid);
         if (worker) *worker = 0;
         forked_cpu_ms += cpu_ms(&u);
-        for (struct task *t = tasks; t < tasks + TASKS; t++) {
-            if (!t->alive || t->pid != pid) continue;
-            t->alive = false;
-            if (!box.namespaces) t->pid = 0;
-            struct ctl m = {.command = C_EXITED, .no = t->no, .status = status, .cpu_ms = cpu_ms(&u)};
-            m.rss = (uint64_t)u.ru_maxrss * 1024;
-            tell(&m, NULL, 0);
-        }
+        for (struct task *t = tasks; t < tasks + TASKS; t++)
+            if (t->alive && t->pid == pid) ended(t, status, &u);
     }
 }
 
 /* The main process first: a shell whose child was killed before it would seem to have ended by itself. And it may not have
  * written its tag yet. A shepherd ends by itself, when nobody is left below it; no look at /proc is as sure as its end. */
-static enum sweep kill_task(const struct task *t) {
+static enum sweep kill_task(struct task *t) {
+    if (t->awaited && births[t - tasks].pid) born(t, births[t - tasks].pid, 0);
+    if (t->awaited) return SWEEP_SOMEBODY;
     bool alive = t->alive && (!box.namespaces || !kill(t->pid, SIGKILL));
     enum sweep others = sweep_signal(tag_of_task(t), t->pid, SIGKILL);
     return alive ? SWEEP_SOMEBODY : others;
@@ -184,10 +249,12 @@ static void answer_count(uint32_t no) {
     tell(&m, NULL, 0);
 }
 
-static void obey(const struct ctl *m, const int *fds, int nfds) {
+static void obey(struct ctl *m, const int *fds, int nfds) {
     struct task *t;
     switch (m->command) {
-    case C_SPAWN: spawn(m, fds, nfds); break;
+    case C_SPAWN:
+        if (spawn(m, fds, nfds)) return;
+        break;
     case C_KILL:
         if ((t = find(m->no))) t->killing = true;
         else tell(&(struct ctl){.command = C_KILLED, .no = m->no}, NULL, 0);
@@ -202,9 +269,10 @@ static void obey(const struct ctl *m, const int *fds, int nfds) {
 
 static void __attribute__((noreturn)) loop(void) {
     for (;;) {
-        struct pollfd p[2] = {{ctl, POLLIN, 0}, {signals, POLLIN, 0}};
+        struct pollfd p[3] = {{ctl, POLLIN, 0}, {signals, POLLIN, 0}, {forker_fd(), POLLIN, 0}};
         bool killing = continue_kills();
-        if (poll(p, 2, killing ? 1 : -1) < 0 && errno != EINTR) end_box();
+        if (poll(p, 3, killing ? 1 : -1) < 0 && errno != EINTR) end_box();
+        if (p[2].revents & POLLIN) forker_hear();
         if (p[1].revents) {
             struct signalfd_siginfo s;
             (void)!read(signals, &s, sizeof s);
@@ -256,8 +324,8 @@ void init_main(int ctl_fd) {
 #ifndef __SANITIZE_ADDRESS__
     dup2(STDOUT_FILENO, STDERR_FILENO); /* a file of the host, which /proc/self/fd would lead a file worker's client to */
 #endif
-    tags = mmap(NULL, TASKS * sizeof *tags, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (tags == MAP_FAILED) _exit(1);
+    births = mmap(NULL, (TASKS + WORKERS) * sizeof *births, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (births == MAP_FAILED) _exit(1);
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     sigemptyset(&child);
@@ -272,5 +340,6 @@ void init_main(int ctl_fd) {
     tell(&m, &disk_fd, ok && disk_fd >= 0 ? 1 : 0);
     if (!ok) _exit(1);
     drop_fd(&disk_fd);
+    forker_start();
     loop();
 }

@@ -136,6 +136,16 @@ bool sweep_works(void) {
     return seen;
 }
 
+/* A child of the forker that has not said its number yet: no program is root. */
+static bool is_newborn(pid_t pid) {
+    char path[40], text[1024];
+    snprintf(path, sizeof path, "%d/status", (int)pid);
+    cleanup_fd int fd = forker_wanted() ? openat(proc, path, O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
+    text[n > 0 ? n : 0] = 0;
+    return strstr(text, "\nUid:\t0\t0\t0\t0\n");
+}
+
 struct search { uint64_t tag; int signal; enum sweep result; };
 
 static void signal_if_tagged(pid_t pid, void *arg) {
@@ -144,7 +154,7 @@ static void signal_if_tagged(pid_t pid, void *arg) {
     if (pid == 1) return;
     uint64_t tag = tag_of(pid);
     /* what hides its tag ends with whichever exec is killed: only a hostile program has a reason to hide */
-    bool ours = tag == s->tag || (tag == UINT64_MAX && s->signal == SIGKILL && !init_knows(pid));
+    bool ours = tag == s->tag || (tag == UINT64_MAX && s->signal == SIGKILL && !init_knows(pid) && !is_newborn(pid));
     if (ours && !kill(pid, s->signal)) s->result = SWEEP_SOMEBODY;
     /* It was listed, and gone when we looked: it may have gone on in a child that came after the end of the list. A
      * zombie that waits for another parent than us has not: its parent lives, and would be found. */
@@ -255,7 +265,7 @@ void sweep_descendants(void) {
 static void count(pid_t pid, void *arg) {
     struct tally *t = arg;
     struct seen p;
-    if (pid == 1 || !read_stat(pid, &p) || is_dead(&p)) return;
+    if (pid == 1 || forker_is(pid) || !read_stat(pid, &p) || is_dead(&p)) return;
     t->processes++;
     t->cpu_ms += (double)p.ticks * 1000.0 / (double)sysconf(_SC_CLK_TCK);
     t->rss += (uint64_t)p.pages * (uint64_t)sysconf(_SC_PAGESIZE);

@@ -69,7 +69,7 @@ void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, u
     if (v2 ? cgroup_value("cpu.stat", "usage_usec", &cpu) : cgroup_value("cpuacct.usage", NULL, &cpu)) cpu /= v2 ? 1e3 : 1e6;
     cgroup_value(v2 ? "memory.current" : "memory.usage_in_bytes", NULL, &memory);
     known_peak = cgroup_value(v2 ? "memory.peak" : "memory.max_usage_in_bytes", NULL, &peak);
-    cgroup_value("pids.current", NULL, &count);
+    if (cgroup_value("pids.current", NULL, &count) && count >= 1 && forker_wanted()) count--;
     bool disk = disk_fd >= 0 && !fstatfs(disk_fd, &fs);
     buf_add(b, "{", 1);
     field(b, "cpu_ms", true, cpu);

@@ -41,16 +41,20 @@ class Sdk(Rival):
     def __init__(self, url: str) -> None:
         self._create = Measure("Capsule SDK: create", "create", target=8.0)
         self._exec = Measure("Capsule SDK: exec `true`", "exec", target=2.5)
+        self._rested = Measure("Capsule SDK: exec `true`, now and then", "exec")
         self._run = Measure("Capsule SDK: run `print(1)`", "run")
         self._delete = Measure("Capsule SDK: delete", "delete", target=3.0)
         self._whole = Measure("Capsule SDK: create + exec + delete", "one-shot")
-        self.measures = [self._create, self._exec, self._run, self._delete, self._whole]
+        lives = [self._create, self._exec, self._rested, self._run, self._delete]
+        self.measures = [*lives, self._whole]
         self._client = CapsuleClient(url)
+        self._kept = self._client.create(TEMPLATE)
 
     def round(self, count: int) -> None:
         for _ in range(count):
             self._lifetime()
             self._one_shot()
+            self._now_and_then()
 
     def _lifetime(self) -> None:
         with clock(self._create):
@@ -69,7 +73,14 @@ class Sdk(Rival):
             sandbox.exec(["true"]).check()
             sandbox.delete()
 
+    def _now_and_then(self) -> None:
+        """As a person or a model would: the machine has gone to rest since the last one."""
+        time.sleep(0.1)
+        with clock(self._rested):
+            self._kept.exec(["true"]).check()
+
     def close(self) -> None:
+        self._kept.delete()
         self._client.close()
 
 

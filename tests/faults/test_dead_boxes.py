@@ -108,6 +108,33 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def forkers(host: Machine, id: str) -> list[int]:
+    """Of the box's own processes those that pid 1 started for itself: named like the agent."""
+    (init,) = victims(host, id, "pid 1")
+    children = [p.pid for p in processes().values() if p.parent == init]
+    return [pid for pid in children if "agent" in Path(f"/proc/{pid}/comm").read_text()]
+
+
+async def test_a_forker_that_was_killed_is_replaced_and_its_orders_are_carried_out(
+    own_nursery: Nursery, as_root: None
+) -> None:
+    async with running(own_nursery) as host, host.http() as http:
+        id = await create(http)
+        assert (await execute(http, id, "echo 1"))["stdout"] == "1\n"
+        for _ in range(3):
+            (forker,) = await eventually(lambda: forkers(host, id), what="a forker", within=5.0)
+            os.kill(forker, signal.SIGSTOP)
+            orders = [asyncio.create_task(execute(http, id, f"echo {n}")) for n in range(5)]
+            url = f"/v1/sandboxes/{id}/files/etc/passwd"
+            reading = asyncio.create_task(http.get(url))
+            await state(http, id)  # what was sent before has arrived
+            os.kill(forker, signal.SIGKILL)
+            assert [(await order)["stdout"] for order in orders] == [f"{n}\n" for n in range(5)]
+            assert (await reading).status_code == 200
+            assert (await execute(http, id, "echo 2"))["stdout"] == "2\n"
+        await host.agree()
+
+
 async def test_a_launcher_that_was_killed_is_replaced(own_nursery: Nursery) -> None:
     async with running(own_nursery) as host, host.http() as http:
         first = await create(http)

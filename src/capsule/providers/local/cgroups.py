@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from capsule.model import Limits
 
 CONTROLLERS = ("memory", "pids", "cpu")
+OURS = 1  # the agent's forker is a member too; an rlimit counts the programs alone
 V1_ONLY = ("cpuacct", "freezer")  # usage, and stopping a whole box at once; part of the core in v2
 PERIOD_US = 100_000
 FIX_V2_USER = "start the server with `systemd-run --user --scope -p Delegate=yes capsule serve`"
@@ -75,7 +76,7 @@ def _settings_v1(controller: str, limits: Limits, memory: int) -> list[tuple[str
                 ("memory.swappiness", "0"),
             ]
         case "pids":
-            return [("pids.max", str(limits.processes))]
+            return [("pids.max", str(limits.processes + OURS))]
         case "cpu":
             return [
                 ("cpu.cfs_period_us", str(PERIOD_US)),
@@ -95,7 +96,7 @@ def _settings_v2(controller: str, limits: Limits, memory: int) -> list[tuple[str
                 ("memory.oom.group", "0"),
             ]
         case "pids":
-            return [("pids.max", str(limits.processes))]
+            return [("pids.max", str(limits.processes + OURS))]
         case "cpu":
             return [("cpu.max", f"{quota} {PERIOD_US}"), ("cpu.max.burst", str(quota))]
     return []
