@@ -33,6 +33,7 @@ from capsule.model import (
 )
 from capsule.providers.contract import Box
 from capsule.providers.local.cgroups import read_values
+from capsule.providers.local.launcher import Launcher
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
 from tests.support import eventually
@@ -278,6 +279,35 @@ async def test_a_launcher_that_died_is_started_again(provider: LocalProvider) ->
     box = await provider.launch(SandboxId("one"), SPEC)
     assert provider._launcher.pid != first
     assert await output(box, "echo alive") == "alive"
+
+
+async def test_a_launcher_nobody_can_reach_is_replaced(provider: LocalProvider) -> None:
+    """Somebody tidied up /run."""
+    first = provider._launcher.pid
+    (socket,) = provider.settings.run_dir.glob("launcher/*.sock")
+    await asyncio.to_thread(socket.unlink)
+    box = await provider.launch(SandboxId("one"), SPEC)
+    assert await output(box, "echo alive") == "alive"
+    assert not alive(first)
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_start_that_is_cancelled_leaves_one_launcher_or_none(
+    dirs: Path, agent_binary: Path, turns: int
+) -> None:
+    launcher = Launcher(agent_binary, dirs / "launcher")
+    starting = asyncio.create_task(launcher.start())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    first = launcher.pid
+    await launcher.start()
+    assert launcher.pid == first or first is None
+    pid = launcher.pid
+    await launcher.aclose()
+    assert not alive(pid) and not list(dirs.glob("launcher/*.sock"))
 
 
 async def test_the_launcher_ends_with_the_provider(dirs: Path, agent_binary: Path) -> None:

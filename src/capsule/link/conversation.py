@@ -44,13 +44,13 @@ def request_bytes(body: Mapping[str, Any]) -> bytes:
 class Conversation:
     """The frames of one operation. ERROR frames are raised as what they mean."""
 
-    __slots__ = ("_decoder", "_explain", "_greeted", "stream")
+    __slots__ = ("_decoder", "_explain", "greeted", "stream")
 
     def __init__(self, stream: ByteStream, explain: Explain = to_error) -> None:
         self.stream = stream
         self._explain = explain
         self._decoder = Decoder()
-        self._greeted = False
+        self.greeted = False
 
     @classmethod
     async def begin(cls, connect: Connect, wire: bytes, explain: Explain = to_error) -> Self:
@@ -95,7 +95,7 @@ class Conversation:
                 self._decoder.push(data)
             elif frame.type is FrameType.ERROR:
                 raise self._explain(load(frame.payload))
-            elif self._greeted:
+            elif self.greeted:
                 return frame
             else:
                 self._greet(frame)
@@ -105,7 +105,7 @@ class Conversation:
             raise ProtocolError(f"agent began with {frame.type.name}, not HELLO")
         if frame.payload != _USUAL_HELLO and load(frame.payload).get("version") != VERSION:
             raise ProtocolError(f"agent speaks another protocol: {frame.payload[:100]!r}")
-        self._greeted = True
+        self.greeted = True
 
     async def reply(self) -> dict[str, Any]:
         """The body of the REPLY that must come next."""

@@ -32,13 +32,14 @@ from capsule.errors import (
     WrongStateError,
 )
 from capsule.model import SandboxId, State
+from capsule.providers.cleanup import finish
 from capsule.providers.contract import Provider
 from capsule.service import validate
 from capsule.service.admission import Admission, create_fingerprint, spec_of
 from capsule.service.clock import Clock
 from capsule.service.entry import MOVES, Entry
 from capsule.service.store import CREATE, Claim, Store
-from capsule.service.tasks import Tasks, finish, outcome
+from capsule.service.tasks import Tasks, outcome
 from capsule.service.values import CreateRequest, Sandbox
 from capsule.settings import brief
 

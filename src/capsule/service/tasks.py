@@ -49,22 +49,3 @@ async def outcome(task: asyncio.Task[T]) -> T:
     if not task.done():
         await asyncio.wait({task})
     return task.result()
-
-
-async def finish(cleanup: Coroutine[Any, Any, None], what: str, *, budget: float = 10.0) -> None:
-    """Run `cleanup` to its end even if our own task is cancelled meanwhile.
-
-    Never raises what the cleanup raised: callers sit in `finally`, already carrying a better error.
-    Whatever could not be destroyed keeps its label, and the reaper finds it.
-    """
-    task = asyncio.create_task(asyncio.wait_for(cleanup, budget))
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})  # unlike `await task`, does not pass our cancellation on
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("cleanup failed", what=what, reason=str(error))
-    if cancelled is not None:
-        raise cancelled

@@ -17,18 +17,13 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import structlog
+from typing import Any, BinaryIO
 
 from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
-from capsule.link.errors_map import to_error
-from capsule.link.protocol import MAX_PAYLOAD, VERSION, Decoder, FrameType, dump, load, pack
+from capsule.link.conversation import Conversation, request_bytes, silence
+from capsule.link.protocol import FrameType, pack
 from capsule.link.unix import NobodyListensError, connect_unix
-
-log = structlog.get_logger(__name__)
-
-_HELLO = pack(FrameType.HELLO, dump({"version": VERSION}))
+from capsule.providers.cleanup import to_the_end
 
 
 class Launcher:
@@ -48,14 +43,17 @@ class Launcher:
     async def start(self) -> None:
         """Raises UnavailableError when the agent's binary cannot be run."""
         async with self._starting:
-            if self._process is None or self._process.poll() is not None:
-                await asyncio.to_thread(self._spawn)
+            if not self._is_there():
+                await to_the_end(asyncio.to_thread(self._spawn))
+
+    def _is_there(self) -> bool:
+        alive = self._process is not None and self._process.poll() is None
+        # Somebody may have tidied up /run.
+        return alive and self._socket is not None and os.path.lexists(self._socket)
 
     async def aclose(self) -> None:
         process, self._process = self._process, None
-        await asyncio.to_thread(self._release)
-        if process is not None:
-            await asyncio.to_thread(_end, process)
+        await asyncio.to_thread(self._end, process)
 
     async def launch(
         self, request: Mapping[str, Any], seccomp: bytes, *, timeout: float = 15.0
@@ -77,31 +75,35 @@ class Launcher:
             await self.start()
         try:
             return await ask(str(self._socket), request, body, timeout=timeout)
-        except NobodyThere:
+        except NobodyListensError:
             await self.start()
         return await ask(str(self._socket), request, body, timeout=timeout)
 
     def _spawn(self) -> None:
-        self._release()
+        self._end(self._process)
         path = self._directory / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        read_end, self._lifeline = os.pipe()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_dead(self._directory)
-            listener.bind(str(path))
-            listener.listen(1024)
-            self._process = self._popen(listener.fileno(), read_end)
+            # Only the launcher holds these two: when it dies, connecting fails at once.
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+                self._new_lifeline() as lifeline,
+            ):
+                listener.bind(str(path))
+                listener.listen(1024)
+                self._process = self._popen(listener.fileno(), lifeline.fileno())
         except OSError as exc:
             raise UnavailableError(
                 f"the agent cannot be started: {self._agent}: {exc}",
                 hint="build it with `make agent`, and check that run_dir is writable and short",
             ) from exc
-        finally:
-            # Only the launcher holds these: when it dies, connecting fails at once.
-            listener.close()
-            os.close(read_end)
         self._socket = path
+
+    def _new_lifeline(self) -> BinaryIO:
+        """The end that the launcher watches; ours stays open for as long as we live."""
+        theirs, self._lifeline = os.pipe()
+        return os.fdopen(theirs, "rb")
 
     def _popen(self, listener: int, lifeline: int) -> subprocess.Popen[bytes]:
         with open(self._directory / "log", "ab") as stderr:
@@ -124,48 +126,42 @@ class Launcher:
             self._socket.unlink(missing_ok=True)
             self._socket = None
 
-
-class NobodyThere(UnavailableError):
-    """Nothing listens on the socket: the request was not sent, and can be sent again."""
+    def _end(self, process: subprocess.Popen[bytes] | None) -> None:
+        """With its lifeline closed it ends by itself; a launcher that hangs is ended."""
+        self._release()
+        if process is None:
+            return
+        try:
+            process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 async def ask(
     path: str, request: Mapping[str, Any], body: bytes = b"", *, timeout: float
 ) -> dict[str, Any]:
-    """One request with one answer, to a launcher or a keeper. None is UnavailableError."""
+    """One request with one answer, to a launcher or a keeper.
+
+    Raises NobodyListensError when nothing was begun, so that it can be asked again, and
+    UnavailableError when no answer came.
+    """
     try:
         async with asyncio.timeout(timeout):
-            return await _converse(path, request, body)
+            return await _converse(path, request_bytes(request) + body)
     except TimeoutError:
-        raise UnavailableError(
-            f"the agent did not answer {request['op']} within {timeout:g} s"
-        ) from None
+        raise silence(request["op"], timeout) from None
 
 
-async def _converse(path: str, request: Mapping[str, Any], body: bytes) -> dict[str, Any]:
-    try:
-        stream = await connect_unix(path)
-    except NobodyListensError as exc:
-        raise NobodyThere(exc.message) from exc
-    heard = False
-    try:
-        await stream.send(_HELLO + pack(FrameType.REQUEST, dump(request)) + body)
-        decoder = Decoder()
-        while chunk := await stream.receive(MAX_PAYLOAD):
-            heard = True
-            for frame in decoder.feed(chunk):
-                if frame.type is FrameType.REPLY:
-                    return load(frame.payload)
-                if frame.type is FrameType.ERROR:
-                    raise to_error(load(frame.payload))
-        raise UnavailableError(f"the agent closed the connection without answering {request['op']}")
-    except UnavailableError as exc:
-        if heard:
-            raise
-        # Its HELLO comes before it looks at the request: it died first, and nothing was begun.
-        raise NobodyThere(exc.message) from exc
-    finally:
-        await stream.aclose()
+async def _converse(path: str, wire: bytes) -> dict[str, Any]:
+    async with await Conversation.begin(lambda: connect_unix(path), wire) as talk:
+        try:
+            return await talk.reply()
+        except UnavailableError as exc:
+            if talk.greeted:
+                raise
+            # Its HELLO comes before it looks at the request: it died first, and began nothing.
+            raise NobodyListensError(exc.message) from exc
 
 
 def launch_failure(error: CapsuleError) -> CapsuleError:
@@ -180,15 +176,6 @@ def launch_failure(error: CapsuleError) -> CapsuleError:
     if cause is None:
         return error
     return UnavailableError(text, hint="`capsule doctor` shows what this host allows", **details)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The lifeline is closed, so it ends by itself; a launcher that hangs is ended."""
-    try:
-        process.wait(2.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _remove_dead(directory: Path) -> None:

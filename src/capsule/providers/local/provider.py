@@ -18,18 +18,15 @@ from typing import Any, ClassVar
 
 import structlog
 
-from capsule.errors import (
-    CapsuleError,
-    NotSupportedError,
-    UnavailableError,
-)
-from capsule.link.unix import connect_unix
+from capsule.errors import CapsuleError, NotSupportedError, UnavailableError
+from capsule.link.unix import NobodyListensError, connect_unix
 from capsule.model import Handle, Isolation, Limits, SandboxId, SandboxSpec, Template, Unenforced
+from capsule.providers.cleanup import finish
 from capsule.providers.contract import Box, ByteStream, Capabilities, Provider
 from capsule.providers.local import plan, probe, records, seccomp
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
-from capsule.providers.local.launcher import Launcher, NobodyThere, ask, launch_failure
+from capsule.providers.local.launcher import Launcher, ask, launch_failure
 from capsule.providers.local.probe import Facts
 from capsule.providers.local.roots import Roots
 from capsule.providers.local.settings import LocalSettings
@@ -39,6 +36,7 @@ log = structlog.get_logger(__name__)
 
 SHUTDOWN_TIMEOUT = 5.0
 ADOPT_TIMEOUT = 5.0
+UNDO_BUDGET = 20.0
 
 
 class LocalProvider(Provider):
@@ -109,7 +107,9 @@ class LocalProvider(Provider):
             reply = await self._launcher.launch(request, filter_)
         except BaseException as exc:
             engine.cores.release(parts.cpus)
-            await finish(self._remove(parts.dir, record), f"launch of {sandbox_id}")
+            await finish(
+                self._remove(parts.dir, record), f"launch of {sandbox_id}", budget=UNDO_BUDGET
+            )
             if isinstance(exc, CapsuleError):
                 raise launch_failure(exc) from exc
             raise
@@ -125,7 +125,7 @@ class LocalProvider(Provider):
             return None
         try:
             answer = await _ping(str(directory / records.SOCKET))
-        except NobodyThere as exc:
+        except NobodyListensError as exc:
             # Only this means that it is gone. An agent that is slow, or a host without file
             # descriptors, is no reason to give up somebody's sandbox.
             log.info("box is gone", sandbox=handle.sandbox_id, reason=exc.message)
@@ -319,30 +319,11 @@ async def shut_down(directory: Path) -> None:
 async def _ping(socket: str) -> dict[str, Any]:
     try:
         return await ask(socket, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
-    except NobodyThere:
+    except NobodyListensError:
         raise
     except UnavailableError:
         await asyncio.sleep(0.05)  # it may have died while we asked: then nobody is there now
     return await ask(socket, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
-
-
-async def finish(cleanup: Coroutine[Any, Any, None], what: str, *, budget: float = 20.0) -> None:
-    """Run `cleanup` to its end even if our own task is cancelled meanwhile.
-
-    Never raises what the cleanup raised: the caller already carries a better error. What could
-    not be removed keeps its record, and the reaper finds it.
-    """
-    task = asyncio.create_task(asyncio.wait_for(cleanup, budget))
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("cleanup failed", what=what, reason=str(error))
-    if cancelled is not None:
-        raise cancelled
 
 
 def filter_names(profile: str, level: Isolation, *, own_uid: bool) -> list[str]:
