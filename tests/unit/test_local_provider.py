@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ from capsule.model import (
 )
 from capsule.providers.contract import Box
 from capsule.providers.local.cgroups import read_values
+from capsule.providers.local.host_errors import host_errors
 from capsule.providers.local.launcher import Launcher
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
@@ -500,6 +502,25 @@ async def test_an_ordinary_user_gets_boxes_too(
     uid = "1000" if level == "namespaces" else str(as_user.uid)
     assert (result["code"], result["out"], result["left"]) == (0, f"{uid}\nhi\n", [])
     assert isinstance(result["gaps"], list)
+
+
+@pytest.mark.parametrize("number", sorted(errno.errorcode))
+def test_every_refusal_of_the_host_is_an_error_of_ours(number: int) -> None:
+    with pytest.raises(CapsuleError, match="made: ") as caught, host_errors("it cannot be made"):
+        raise OSError(number, os.strerror(number), "/some/where")
+    codes = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no_space")
+    codes |= dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN), "capacity")
+    assert caught.value.code == codes.get(number, "unavailable")
+
+
+async def test_what_keeps_the_host_from_preparing_a_box_is_told(namespaces: LocalProvider) -> None:
+    """Here: a file where a folder for what the box is shown belongs."""
+    views = namespaces.settings.run_dir / "views"
+    await asyncio.to_thread(shutil.rmtree, views, ignore_errors=True)
+    await asyncio.to_thread(views.write_text, "")
+    with pytest.raises(UnavailableError, match="the sandbox cannot be prepared"):
+        await namespaces.launch(SandboxId("one"), SPEC)
+    assert await handles(namespaces) == []
 
 
 async def test_errors_of_a_launch_are_ours_alone(provider: LocalProvider) -> None:

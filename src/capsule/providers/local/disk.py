@@ -15,8 +15,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from capsule.errors import InvalidError, NoSpaceError, UnavailableError
+from capsule.errors import InvalidError, UnavailableError
 from capsule.model import MIB, Isolation, Limits
+from capsule.providers.local.host_errors import host_error
 from capsule.providers.local.programs import SYSTEM_PATH
 
 DIRS: tuple[tuple[str, int], ...] = (("workspace", 0o755), ("tmp", 0o1777), ("var-tmp", 0o1777))
@@ -96,7 +97,7 @@ class Disks:
             _format(self._mkfs, draft, inodes)
             os.rename(draft, path)
         except OSError as exc:
-            raise NoSpaceError(f"the disk image cannot be made: {exc}") from exc
+            raise host_error("the disk image cannot be made", exc) from exc
         finally:
             draft.unlink(missing_ok=True)
         self._forget_oldest()
@@ -135,9 +136,12 @@ def _format(mkfs: Path, image: Path, inodes: int) -> None:
     command = [str(mkfs), "-q", "-F", "-b", "4096", "-m", "0", "-N", str(inodes)]
     command += ["-O", "^has_journal,^resize_inode,^huge_file,sparse_super2"]
     command += ["-E", "lazy_itable_init=1,nodiscard,num_backup_sb=0", str(image)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise UnavailableError("mkfs.ext4 did not end within 60 s") from exc
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise InvalidError(

@@ -7,7 +7,6 @@ deletions, image_store.py how it is kept on disk.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import tempfile
@@ -17,15 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from capsule.errors import (
-    CapsuleError,
-    ConflictError,
-    InternalError,
-    NoSpaceError,
-    NotFoundError,
-    UnavailableError,
-)
+from capsule.errors import ConflictError, InternalError, NotFoundError
 from capsule.providers.local.archive import Archive, Layer, opened
+from capsule.providers.local.host_errors import host_error
 from capsule.providers.local.image_store import (
     Amount,
     Image,
@@ -223,12 +216,7 @@ def _text(value: Any) -> str:
 def _plain_errors() -> Iterator[None]:
     try:
         yield
-    except CapsuleError:
-        raise
     except FileNotFoundError as error:
         raise NotFoundError(f"no such file: {error.filename}") from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpaceError("no room left for the image", hint="free some disk space") from error
-        what = f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
-        raise UnavailableError(f"cannot unpack the image: {what}") from error
+        raise host_error("cannot unpack the image", error) from error

@@ -26,6 +26,7 @@ from capsule.providers.contract import Box, ByteStream, Capabilities, Provider
 from capsule.providers.local import plan, probe, records, seccomp
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
+from capsule.providers.local.host_errors import host_errors
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
 from capsule.providers.local.probe import Facts
 from capsule.providers.local.roots import Roots
@@ -56,7 +57,8 @@ class LocalProvider(Provider):
 
     async def open(self) -> None:
         try:
-            await self._open()
+            with host_errors("the local provider cannot be set up"):
+                await self._open()
         except BaseException:
             await self.aclose()
             raise
@@ -97,9 +99,10 @@ class LocalProvider(Provider):
                 f"template {spec.template.name} asks for network {spec.template.network}",
                 hint="the local provider gives none; set `network: none`",
             )
-        filter_ = await self._filter(spec.template.seccomp, engine.level)
-        parts = await self._parts(engine, sandbox_id, spec)
-        request = await self._request(engine, parts)
+        with host_errors("the sandbox cannot be prepared"):
+            filter_ = await self._filter(spec.template.seccomp, engine.level)
+            parts = await self._parts(engine, sandbox_id, spec)
+            request = await self._request(engine, parts)
         record = self._record(engine, parts, request)
         records.create(parts.dir, record)
         engine.cores.take(parts.cpus)

@@ -15,25 +15,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from capsule.errors import ConflictError, NoSpaceError, UnavailableError
+from capsule.errors import ConflictError
+from capsule.providers.local.host_errors import host_error
 
 FILE = "box.json"
 SOCKET = "agent.sock"
 
 
 def create(directory: Path, record: Mapping[str, Any]) -> None:
-    """Raises ConflictError when the id is taken, NoSpaceError when nothing can be written."""
+    """Raises ConflictError when the id is taken, and what keeps the host from writing."""
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:
         raise ConflictError(f"a box with this id exists already: {directory.name}") from None
     except OSError as exc:
-        raise NoSpaceError(f"no directory for the box: {directory}: {exc.strerror}") from exc
+        raise host_error("no directory for the box", exc) from exc
     try:
         _write(directory, record)
     except OSError as exc:
         shutil.rmtree(directory, ignore_errors=True)
-        raise NoSpaceError(f"no record for the box: {directory}: {exc.strerror}") from exc
+        raise host_error("no record for the box", exc) from exc
 
 
 def complete(directory: Path, record: Mapping[str, Any]) -> None:
@@ -56,14 +57,14 @@ def _write(directory: Path, record: Mapping[str, Any]) -> None:
 def read(directory: Path) -> dict[str, Any] | None:
     """None: there is no such box. A damaged record is an empty one, so it can be swept.
 
-    Raises UnavailableError when this host cannot read it now (no file descriptor left).
+    Raises what keeps this host from reading it just now (no file descriptor left).
     """
     try:
         record = json.loads((directory / FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {} if os.path.lexists(directory) else None
     except OSError as exc:
-        raise UnavailableError(f"the record of a box cannot be read: {exc}") from exc
+        raise host_error("the record of a box cannot be read", exc) from exc
     return record if isinstance(record, dict) else {}
 
 

@@ -1,0 +1,29 @@
+"""What the host's refusals mean to a caller: the one place where an OSError becomes ours."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+
+
+def host_error(what: str, error: OSError) -> CapsuleError:
+    why = f"{what}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return NoSpaceError(why, hint="free some space below data_dir and run_dir")
+    if error.errno in _SCARCE:
+        return CapacityError(why, hint="the host is at a limit; delete sandboxes")
+    return UnavailableError(f"{why}: {error.filename}" if error.filename else why)
+
+
+@contextmanager
+def host_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise host_error(what, exc) from exc
