@@ -62,12 +62,23 @@ def test_a_view_that_was_tidied_away_is_made_again(tmp_path: Path) -> None:
 def test_boxes_are_spread_over_the_cores() -> None:
     cores = Cores((0, 1, 2, 3))
     picked: list[int] = []
-    for _ in range(4):
-        cores.take(one := cores.pick(1))
+    for name in "abcd":
+        cores.take(name, one := cores.pick(1))
         picked += one
     assert picked == [0, 1, 2, 3]
-    cores.release((2,))
+    cores.release("c")
     assert cores.pick(1) == (2,)
+
+
+def test_a_box_is_counted_once_however_often_it_is_adopted() -> None:
+    cores = Cores((0, 1))
+    for _ in range(3):
+        cores.take("a", (0, 7))
+    cores.take("b", (1,))
+    assert cores.pick(1) == (0,)
+    for _ in range(2):
+        cores.release("b")
+    assert cores.pick(1) == (1,)
 
 
 def test_a_box_that_may_have_every_core_is_not_bound() -> None:

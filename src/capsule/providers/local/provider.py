@@ -105,11 +105,11 @@ class LocalProvider(Provider):
             request = await self._request(engine, parts)
         record = self._record(engine, parts, request)
         records.create(parts.dir, record)
-        engine.cores.take(parts.cpus)
+        engine.cores.take(sandbox_id, parts.cpus)
         try:
             reply = await self._launcher.launch(request, filter_)
         except BaseException as exc:
-            engine.cores.release(parts.cpus)
+            engine.cores.release(sandbox_id)
             await finish(
                 self._remove(parts.dir, record), f"launch of {sandbox_id}", budget=UNDO_BUDGET
             )
@@ -135,7 +135,7 @@ class LocalProvider(Provider):
             return None
         if answer.get("id") != handle.sandbox_id:
             return None
-        engine.cores.take(_cpus(record))
+        engine.cores.take(handle.sandbox_id, _cpus(record))
         return self._box(engine, handle.sandbox_id, record)
 
     async def owned(self) -> AsyncIterator[Handle]:
@@ -147,6 +147,8 @@ class LocalProvider(Provider):
         record = await asyncio.to_thread(records.read, directory)
         if record is not None:
             await self._remove(directory, record or {**handle.data})
+        if self._engine is not None:
+            self._engine.cores.release(handle.sandbox_id)
 
     async def _remove(self, directory: Path, record: Mapping[str, Any]) -> None:
         """A keeper that lives is asked first: a record from before it began lacks its pid."""
@@ -202,6 +204,7 @@ class LocalProvider(Provider):
         root = await engine.roots.get(spec.template)
         unique = f"{_safe(sandbox_id)}-{self._instance}"
         disk = await engine.disks.entry(unique, spec.limits)
+        view = None if root is None else await self._view(shown, spec.limits.memory)
         return plan.Parts(
             id=sandbox_id,
             unique=unique,
@@ -213,7 +216,7 @@ class LocalProvider(Provider):
             disk=disk,
             cpus=engine.cores.pick(shown),
             root=root,
-            view=None if root is None else await self._view(shown, spec.limits.memory),
+            view=view,
         )
 
     async def _request(self, engine: Engine, parts: plan.Parts) -> dict[str, Any]:
@@ -260,7 +263,7 @@ class LocalProvider(Provider):
             Isolation(record.get("isolation", engine.level)),
             [Unenforced(**each) for each in record.get("unenforced", ())],
             sweep=lambda: self._sweep(self._boxes / sandbox_id, record),
-            gone=lambda: engine.cores.release(_cpus(record)),
+            gone=lambda: engine.cores.release(sandbox_id),
         )
 
 
@@ -294,7 +297,7 @@ class LocalBox(Box):
         self._directory = directory
         self._socket = str(directory / records.SOCKET)
         self._sweep = sweep
-        self._gone: Callable[[], None] | None = gone
+        self._gone = gone
 
     async def connect(self) -> ByteStream:
         return await connect_unix(self._socket)
@@ -309,9 +312,7 @@ class LocalBox(Box):
                 )
         if records.exists(self._directory):
             await self._sweep()
-        if self._gone is not None:
-            self._gone()
-            self._gone = None
+        self._gone()
 
 
 async def shut_down(directory: Path) -> None:
