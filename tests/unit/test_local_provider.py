@@ -33,7 +33,7 @@ from capsule.model import (
     Template,
 )
 from capsule.providers.contract import Box
-from capsule.providers.local.cgroups import read_values
+from capsule.providers.local.cgroups import OURS, read_values
 from capsule.providers.local.host_errors import host_errors
 from capsule.providers.local.launcher import Launcher
 from capsule.providers.local.provider import LocalProvider
@@ -428,7 +428,7 @@ async def test_the_limits_are_in_the_cgroup(as_root: None, provider: LocalProvid
     if not box.handle.data["cgroups"]:
         pytest.skip("this host has no usable cgroups")
     values = await asyncio.to_thread(read_values, map(Path, box.handle.data["cgroups"]))
-    assert values["pids.max"] == str(SPEC.limits.processes)
+    assert values["pids.max"] == str(SPEC.limits.processes + OURS)
     memory = values.get("memory.max") or values.get("memory.limit_in_bytes")
     assert memory == str(SPEC.limits.memory)
     assert values.get("cpu.max", "50000").split()[0] == values.get("cpu.cfs_quota_us", "50000")
