@@ -138,7 +138,7 @@ enum spawn_kind { K_EXEC, K_FILE };
 struct ctl {
     uint32_t command, no;
     int32_t kind, pid, status, signal, err;
-    uint32_t port, slot;   /* slot: where pid 1 notes the birth */
+    uint32_t port, slot, order; /* slot: where pid 1 notes the birth; order: which of them, as places are used again */
     double cpu_ms;
     uint64_t rss;
     char stage[48];

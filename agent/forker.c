@@ -59,7 +59,7 @@ bool forker_is(pid_t pid) { return forker > 0 && forker == pid; }
 void forker_let_go(void) {
     drop_fd(&sock);
     for (struct order *o = orders; o < orders + ORDERS; o++)
-        for (int i = 0; i < o->nfds; i++) close(o->fds[i]);
+        for (; o->nfds > 0; o->nfds--) close(o->fds[o->nfds - 1]);
 }
 
 /* true: the descriptors are ours now, and the answer comes later. */
@@ -83,7 +83,7 @@ void forker_hear(void) {
     struct ctl m;
     while (sock >= 0 && recv_fds(sock, &m, sizeof m, NULL, NULL) == sizeof m)
         for (struct order *o = orders; o < orders + ORDERS; o++)
-            if (o->open && o->m.slot == m.slot) close_order(o, &m);
+            if (o->open && o->m.order == m.order) close_order(o, &m);
 }
 
 /* The kernel may have ended it when the box was out of memory: pid 1 does what it was asked for, and starts another. */

@@ -21,12 +21,12 @@ struct task { uint32_t no; pid_t pid; bool awaited, alive, killing; int quiet; }
 #define TASKS 512 /* more than execs are remembered */
 #define WORKERS 256
 #define QUIET 64
-#define AWAITED (-1)
 
 static int ctl = -1, signals = -1;
 static struct task tasks[TASKS];
 static struct birth { uint64_t tag; pid_t pid; } *births; /* of tasks, then of workers; shared: each child writes its own first */
-static pid_t workers[WORKERS]; /* 0: a free place */
+static pid_t workers[WORKERS]; /* 0: a free place; below: the order, while its birth is awaited */
+static uint32_t ordered;
 static double forked_cpu_ms; /* of processes already reaped */
 
 /* The keeper is gone. As pid 1 our exit takes everyone along; otherwise they must be hunted down. */
@@ -57,7 +57,7 @@ bool init_knows(pid_t pid) {
         if (tasks[i].awaited && births[i].pid == pid) return true;
     }
     for (int i = 0; i < WORKERS; i++)
-        if (workers[i] == pid || (workers[i] == AWAITED && births[TASKS + i].pid == pid)) return true;
+        if (workers[i] == pid || (workers[i] < 0 && births[TASKS + i].pid == pid)) return true;
     return forker_is(pid);
 }
 
@@ -117,12 +117,17 @@ static void settle_task(struct task *t, pid_t pid, int err) {
     if (missed) ended(t, SIGKILL, &(struct rusage){0});
 }
 
-static void settle_worker(pid_t *worker, pid_t pid, int err, const int *fds, int nfds) {
-    if (*worker == AWAITED) *worker = pid > 0 && !(kill(pid, 0) && errno == ESRCH) ? pid : 0;
-    if (pid > 0 || nfds < 2) return;
-    struct fault f; /* nobody else will answer this connection */
+/* Nobody else will answer this connection. */
+static void refuse_worker(int err, const int *fds, int nfds) {
+    struct fault f;
     fault_set(&f, err, "fork");
-    frame_error(fds[1], &f, NULL);
+    if (nfds > 1) frame_error(fds[1], &f, NULL);
+}
+
+static void settle_worker(const struct ctl *order, pid_t pid, int err, const int *fds, int nfds) {
+    pid_t *worker = &workers[order->slot - TASKS];
+    if (*worker == -(pid_t)order->order) *worker = pid > 0 && !(kill(pid, 0) && errno == ESRCH) ? pid : 0;
+    if (pid <= 0) refuse_worker(err, fds, nfds);
 }
 
 /* The forker's answer; where it could not, it is done here. */
@@ -133,7 +138,7 @@ void init_born(const struct ctl *order, const struct ctl *answer, const int *fds
         pid = init_bear(order, fds, nfds, 0);
         err = pid < 0 ? errno : 0;
     }
-    if (order->kind == K_FILE) settle_worker(&workers[order->slot - TASKS], pid, err, fds, nfds);
+    if (order->kind == K_FILE) settle_worker(order, pid, err, fds, nfds);
     else if (tasks[order->slot].no == order->no) settle_task(&tasks[order->slot], pid, err);
 }
 
@@ -143,14 +148,15 @@ static bool spawn(struct ctl *m, const int *fds, int nfds) {
     struct task *t = file ? NULL : find(0);
     pid_t *worker = file ? find_worker(0) : NULL;
     if ((!t && !worker) || nfds < (file ? 2 : FD_CARRY)) {
-        if (file) settle_worker(&(pid_t){0}, -1, EAGAIN, fds, nfds);
+        if (file) refuse_worker(EAGAIN, fds, nfds);
         else tell(&(struct ctl){.command = C_SPAWNED, .no = m->no, .pid = -1, .err = EAGAIN}, NULL, 0);
         return false;
     }
     m->slot = (uint32_t)(t ? t - tasks : TASKS + (worker - workers));
+    m->order = ordered = ordered % INT32_MAX + 1;
     births[m->slot] = (struct birth){0};
     if (t) *t = (struct task){.no = m->no, .awaited = true};
-    else *worker = AWAITED;
+    else *worker = -(pid_t)m->order;
     if (forker_order(m, fds, nfds)) return true;
     init_born(m, &(struct ctl){.err = EAGAIN}, fds, nfds);
     forker_start();
@@ -162,7 +168,7 @@ static void recognise(pid_t pid) {
     for (int i = 0; i < TASKS; i++)
         if (tasks[i].awaited && births[i].pid == pid) born(&tasks[i], pid, 0);
     for (int i = 0; i < WORKERS; i++)
-        if (workers[i] == AWAITED && births[TASKS + i].pid == pid) workers[i] = pid;
+        if (workers[i] < 0 && births[TASKS + i].pid == pid) workers[i] = pid;
 }
 
 static void reap(void) {
