@@ -137,6 +137,9 @@ async def test_ids_come_back_as_they_were(api: Api, id: Any) -> None:
         ("attach", {"exec_id": "e", "wait_ms": 10**9}, "wait_ms"),
         ("kill", {"exec_id": "e", "signal": "kill -9"}, "signal"),
         ("move", {"from": "a"}, "to"),
+        ("move", {"from": "a/../b", "to": "c"}, "from"),
+        ("move", {"from": "a", "to": "../c"}, "to"),
+        ("batch", {"commands": [{"cmd": ["true"]}] * 101}, "commands"),
     ],
 )
 async def test_wrong_params_name_the_field(

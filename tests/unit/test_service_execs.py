@@ -110,9 +110,20 @@ async def test_input_is_bounded(tmp_path: Path) -> None:
             b.service.exec(id, ExecCall(("true",), stdin=bytes(MAX_STDIN + 1))),
             b.service.send_input(id, "e1", bytes(MAX_STDIN + 1)),
         ):
-            with pytest.raises(TooLargeError, match=f"stdin: .* limit {MAX_STDIN}") as refused:
+            with pytest.raises(TooLargeError, match=rf"stdin: .* limit {MAX_STDIN}") as refused:
                 await send
             assert "piece by piece" in (refused.value.hint or "")
+
+
+async def test_typing_is_use_of_a_sandbox_and_no_answer_of_its_agent(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        id = await one(b)
+        entry = b.service._sandboxes.find(id)
+        async with await b.service.start(id, ExecCall(("wait",)), stdin_open=True) as live:
+            answered = entry.checked
+            b.clock.pass_time(10.0)
+            await live.send(b"typed")
+            assert (entry.active, entry.checked) == (b.clock.mono, answered)
 
 
 async def test_unknown_languages_name_the_known_ones(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from capsule.errors import (
     InvalidError,
     NoSpaceError,
     NotFoundError,
+    TooLargeError,
     UnavailableError,
 )
 from capsule.link.exec_stream import Output
@@ -35,6 +36,7 @@ from capsule.model import MIB, Isolation, Reason, State
 from capsule.providers.registry import make_provider
 from capsule.service import CreateRequest, ExecCall, RunCall, Service
 from capsule.service.code import MAX_INLINE
+from capsule.service.room import holding
 from tests.support import component_missing, eventually
 
 pytestmark = pytest.mark.real
@@ -89,7 +91,7 @@ async def test_run_exec_files_and_delete(folder: Path) -> None:
         files = service.files(made.id)
         await files.write("mod.py", b"x = 42")
         assert (await service.run(made.id, RunCall("import mod; print(mod.x)"))).stdout == b"42\n"
-        assert await files.read_bytes("/workspace/mod.py", limit=100) == b"x = 42"
+        assert await files.read_bytes("/workspace/mod.py", limit=100) == (b"x = 42", 6)
         await service.delete(made.id)
         assert boxes(folder) == []
 
@@ -121,6 +123,32 @@ async def test_code_larger_than_an_argument_runs_and_leaves_no_file(folder: Path
         assert shell.stdout == b"3\n"
         listing = await service.files(id).list("/workspace")
         assert {entry.name for entry in listing.entries} <= {"mod.py", "__pycache__"}
+
+
+async def test_code_that_could_not_start_leaves_no_file(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest())).id
+        call = RunCall("#" * 300_000, cwd="/nowhere")
+        with pytest.raises(NotFoundError):
+            await service.run(id, call)
+        with pytest.raises(NotFoundError):
+            await service.start(id, call)
+        assert (await service.files(id).list("/workspace")).entries == []
+
+
+async def test_what_is_read_at_once_takes_room(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest())).id
+        files, room = service.files(id), service._parts.room
+        await files.write("large", bytes(MIB))
+        with holding():
+            await files.read_bytes("large", length=1000, limit=MIB)
+            assert room.taken == 0
+            whole = await files.read_bytes("large", offset=10, limit=MIB)
+            assert (len(whole.data), whole.size, room.taken) == (MIB - 10, MIB, MIB - 10)
+        assert room.taken == 0
+        with pytest.raises(TooLargeError, match=f"{MIB} bytes, limit 1000"):
+            await files.read_bytes("large", limit=1000)
 
 
 SESSION: list[tuple[ExecCall | RunCall, int]] = [

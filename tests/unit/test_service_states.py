@@ -387,6 +387,40 @@ async def test_closing_waits_no_longer_than_since_the_drain_began(tmp_path: Path
     await asyncio.wait({running})
 
 
+async def test_a_service_lets_go_of_everything_even_if_deleting_fails(tmp_path: Path) -> None:
+    async def broken(_: SandboxId) -> None:
+        raise RuntimeError("a bug of the provider's")
+
+    provider = FakeProvider(World())
+    with pytest.raises(RuntimeError, match="a bug"):
+        async with bench(tmp_path, provider=provider, drain="delete") as b:
+            await b.service.create(CreateRequest())
+            provider.before_destroy = broken
+    assert not provider.is_open
+    provider.before_destroy = _fine
+    async with bench(tmp_path, provider=provider):
+        pass  # and its directories are not locked
+
+
+async def test_a_record_that_two_remove_at_once_is_removed(tmp_path: Path) -> None:
+    busy = asyncio.Event()
+
+    class Slow(SqliteStore):
+        async def remove(self, id: SandboxId) -> None:
+            await busy.wait()
+            await super().remove(id)
+
+    async with bench(tmp_path, store=Slow(tmp_path / "records")) as b:
+        made = await b.service.create(CreateRequest())
+        deleting = asyncio.create_task(b.service.delete(made.id))
+        await eventually(lambda: b.service._sandboxes.unremoved, what="its record is removed")
+        tidying = asyncio.create_task(b.service.reaper.tidy())
+        await asyncio.sleep(0)
+        busy.set()
+        await asyncio.gather(deleting, tidying)
+        assert b.service._sandboxes.unremoved == {}
+
+
 async def test_isolation_below_the_minimum_refuses_to_open(tmp_path: Path) -> None:
     weak = FakeProvider(World(), Isolation.LANDLOCK)
     with pytest.raises(UnavailableError, match="isolates by landlock here, required: namespaces"):

@@ -33,22 +33,18 @@ class FileVerbs:
 
     async def read(self, id: str, p: s.ReadFile) -> v.ContentView:
         length = -1 if p.length is None else p.length
-        async with self.service.files(id).read(p.path, offset=p.offset, length=length) as reader:
-            chunks, total = [], 0
-            async for chunk in reader:
-                total += len(chunk)
-                if total > self.config.max_body:
-                    raise self._too_large(id, p.path, reader.size)
-                chunks.append(chunk)
-            return v.ContentView(content=show(b"".join(chunks), p.encoding), size=reader.size)
-
-    def _too_large(self, id: str, path: str, size: int) -> TooLargeError:
         limit = self.config.max_body
-        return TooLargeError(
-            f"too large for one JSON answer: {path} has {size} bytes, limit {limit}",
-            hint=f"download it with GET /v1/sandboxes/{id}/files{absolute(path)}",
-            limit=limit,
-        )
+        try:
+            found = await self.service.files(id).read_bytes(
+                p.path, offset=p.offset, length=length, limit=limit
+            )
+        except TooLargeError as error:
+            raise TooLargeError(
+                f"too large for one JSON answer: {error.message}",
+                hint=f"download it with GET /v1/sandboxes/{id}/files{absolute(p.path)}",
+                **error.details,
+            ) from None
+        return v.ContentView(content=show(found.data, p.encoding), size=found.size)
 
     async def list(self, id: str, p: s.ListDir) -> v.ListingView:
         found = await self.service.files(id).list(p.path, recursive=p.recursive, limit=p.limit)

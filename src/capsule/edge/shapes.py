@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from capsule.edge.errors import invalid_field
 from capsule.errors import InvalidError
+from capsule.service.execs import MAX_BATCH
 
 YEAR_MS = 366 * 24 * 3600 * 1000
 NAME = r"^[A-Za-z0-9_.-]{1,64}$"
@@ -123,7 +124,7 @@ class Start(Call, kw_only=True, frozen=True):
 
 
 class Batch(Shape, kw_only=True, frozen=True):
-    commands: Annotated[list[Call], Meta(min_length=1, max_length=256)]
+    commands: Annotated[list[Call], Meta(min_length=1, max_length=MAX_BATCH)]
     stop_on_error: bool = True
 
 

@@ -52,4 +52,5 @@ class Access:
         return Visit(self, id if isinstance(id, Entry) else self.sandboxes.find(id))
 
     def touch(self, entry: Entry) -> None:
-        entry.active = entry.checked = self.clock.monotonic()
+        """Somebody uses it. Whether its agent answers is another matter, and the pulse's."""
+        entry.active = self.clock.monotonic()

@@ -11,8 +11,8 @@ out, sockets, FIFOs and devices are left out.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 
 from capsule.errors import (
@@ -33,14 +33,25 @@ MAX_ENTRIES = 200_000
 PIECE = 256 * 1024
 
 
-async def pack(link: AgentLink, path: str) -> AsyncIterator[bytes]:
+async def pack(link: AgentLink, path: str) -> AsyncGenerator[bytes, None]:
     """Names are relative to `path`; a single file has its own name."""
     top = await link.stat(path, follow=True)
-    if top.type != "dir":
-        async for piece in _pack_entry(link, path, replace(top, path=top.name)):
-            yield piece
-        yield tar.END
-        return
+    if top.type == "dir":
+        base, entries = path.rstrip("/"), await _entries(link, path)
+        paths = [(f"{base}/{entry.path}", entry) for entry in entries]
+    else:
+        paths = [(path, replace(top, path=top.name))]
+    for where, entry in paths:
+        async with aclosing(_pack_entry(link, where, entry)) as pieces:
+            async for piece in pieces:
+                yield piece
+    yield tar.END
+
+
+async def _entries(link: AgentLink, path: str) -> list[FileStat]:
+    """All there is below a folder. What cannot be packed is known before the first byte is sent;
+    later there is nothing but to cut the stream.
+    """
     listing = await link.list(path, recursive=True, limit=MAX_ENTRIES)
     if entry := next(filter(_is_unreadable, listing.entries), None):
         raise ForbiddenError(
@@ -61,18 +72,14 @@ async def pack(link: AgentLink, path: str) -> AsyncIterator[bytes]:
             path=path,
             limit=MAX_ENTRIES,
         )
-    for entry in listing.entries:
-        async for piece in _pack_entry(link, f"{path.rstrip('/')}/{entry.path}", entry):
-            yield piece
-    yield tar.END
+    return listing.entries
 
 
 def _is_unreadable(entry: FileStat) -> bool:
-    """Known before the first byte is sent; later there is nothing but to cut the stream."""
     return entry.type in ("file", "dir") and not entry.mode & 0o444
 
 
-async def _pack_entry(link: AgentLink, path: str, entry: FileStat) -> AsyncIterator[bytes]:
+async def _pack_entry(link: AgentLink, path: str, entry: FileStat) -> AsyncGenerator[bytes, None]:
     header = Header(
         name=entry.path,
         type=tar.FILE,
@@ -87,8 +94,9 @@ async def _pack_entry(link: AgentLink, path: str, entry: FileStat) -> AsyncItera
         case "symlink":
             header = replace(header, type=tar.SYMLINK, target=entry.target or "")
         case "file":
-            async for piece in _pack_file(link, path, header):
-                yield piece
+            async with aclosing(_pack_file(link, path, header)) as pieces:
+                async for piece in pieces:
+                    yield piece
             return
         case _:
             return
@@ -96,7 +104,7 @@ async def _pack_entry(link: AgentLink, path: str, entry: FileStat) -> AsyncItera
         yield piece
 
 
-async def _pack_file(link: AgentLink, path: str, header: Header) -> AsyncIterator[bytes]:
+async def _pack_file(link: AgentLink, path: str, header: Header) -> AsyncGenerator[bytes, None]:
     async with AsyncExitStack() as stack:
         try:
             reader = await stack.enter_async_context(link.read(path))

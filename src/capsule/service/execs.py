@@ -24,7 +24,7 @@ from capsule.service.jobs import Call, Job, Jobs, check_stdin
 from capsule.service.live import LiveExec
 from capsule.service.once import NOT_STARTED, Once, gather
 from capsule.service.permits import Permit, Permits
-from capsule.service.room import Room, holding
+from capsule.service.room import holding
 from capsule.service.sandboxes import Parts
 from capsule.service.sessions import Sessions
 from capsule.service.tasks import Tasks
@@ -42,7 +42,7 @@ class Execs:
         self._sessions = Sessions(parts.store)
         self._jobs = Jobs(parts.config, self._sessions)
         self._once = Once(parts.store, parts.clock)
-        self._room = Room(parts.config.answer_memory)
+        self._room = parts.room
         self.permits = Permits(parts.config)
         self._left = Tasks()  # one per followed exec whose caller left before its end
 
@@ -67,9 +67,7 @@ class Execs:
         await _write_code(link, job)
         try:
             done = await self._run(entry, link, job)
-        except ConflictError:
-            raise  # the code belongs to the one that was faster
-        except BaseException:
+        except NOT_STARTED:  # after any other error it may run, if only for whoever was faster
             await _remove_code(link, job)
             raise
         await _remove_code(link, job)
@@ -155,6 +153,7 @@ class Execs:
         except ConflictError:
             return await link.attach(exec_id, input=input), False
         except NOT_STARTED:
+            await _remove_code(link, job)
             await self._once.release(entry, call)
             raise
 
@@ -210,7 +209,7 @@ class Execs:
     ) -> Sequence[ExecResult]:
         if not 1 <= len(calls) <= MAX_BATCH:
             raise InvalidError(
-                f"batch: {len(calls)} calls, allowed: 1 to {MAX_BATCH}", field="calls"
+                f"commands: {len(calls)} of them, allowed: 1 to {MAX_BATCH}", field="commands"
             )
         for call in calls:  # all of them, before the first has done anything
             await self._jobs.make(self._access.sandboxes.find(id), call)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import NamedTuple
 
-from capsule.errors import TooLargeError
+from capsule.errors import TooLargeError, UnavailableError
 from capsule.link.files import FileReader, Listing
 from capsule.link.link import AgentLink
 from capsule.link.watch import Change
@@ -13,9 +14,15 @@ from capsule.model import FileStat
 from capsule.service import archive, validate
 from capsule.service.access import Access
 from capsule.service.entry import Entry
+from capsule.service.room import SMALL, Room
 from capsule.service.values import TarResult
 
 MAX_ENTRIES = 1_000_000
+
+
+class Content(NamedTuple):
+    data: bytes
+    size: int  # of the whole file; `data` may be a part of it
 
 
 class Files:
@@ -26,9 +33,10 @@ class Files:
     inside says; and UnavailableError.
     """
 
-    def __init__(self, access: Access, entry: Entry) -> None:
+    def __init__(self, access: Access, entry: Entry, room: Room) -> None:
         self._access = access
         self._entry = entry
+        self._room = room
 
     @asynccontextmanager
     async def read(
@@ -41,17 +49,26 @@ class Files:
         async with self._visit() as link, link.read(path, offset=offset, length=length) as reader:
             yield reader
 
-    async def read_bytes(self, path: str, *, limit: int) -> bytes:
-        """The whole file. Raises TooLargeError above `limit`, before and while reading."""
-        async with self.read(path) as reader:
-            if reader.size > limit:
-                raise _too_large(path, reader.size, limit)
-            content = bytearray()
+    async def read_bytes(
+        self, path: str, *, offset: int = 0, length: int = -1, limit: int
+    ) -> Content:
+        """All of it at once. Raises TooLargeError above `limit`, before and while reading."""
+        async with self.read(path, offset=offset, length=length) as reader:
+            expected = max(reader.size - offset, 0)
+            expected = expected if length < 0 else min(expected, length)
+            if expected > limit:
+                raise _too_large(path, expected, limit)
+            if expected > SMALL:
+                await self._room.take(expected)
+            known, content = max(expected, SMALL), bytearray()
             async for piece in reader:
                 content += piece
                 if len(content) > limit:
                     raise _too_large(path, len(content), limit)
-        return bytes(content)
+                if len(content) > known:  # it grows, or has no size, as in /proc
+                    known = limit
+                    await self._room.take(limit)
+        return Content(bytes(content), reader.size)
 
     async def write(
         self,
@@ -89,7 +106,7 @@ class Files:
             await link.mkdir(path, parents=parents, mode=mode)
 
     async def move(self, source: str, target: str, *, overwrite: bool = True) -> None:
-        source, target = validate.path(source, "source"), validate.path(target, "target")
+        source, target = validate.path(source, "from"), validate.path(target, "to")
         async with self._visit() as link:
             await link.move(source, target, overwrite=overwrite)
 
@@ -118,16 +135,20 @@ class Files:
         """Once entered, no change is missed. Watching is no activity; what changes files is."""
         path = validate.path(path)
         link = self._entry.running()
-        async with link.watch(path, recursive=recursive) as changes:
-            yield changes
+        try:
+            async with link.watch(path, recursive=recursive) as changes:
+                yield changes
+        except UnavailableError as error:
+            raise await self._access.pulse.explain(self._entry, error) from error
 
-    async def tar_out(self, path: str) -> AsyncIterator[bytes]:
+    async def tar_out(self, path: str) -> AsyncGenerator[bytes, None]:
         """A pax archive of a folder or file, as a stream. Sockets, FIFOs, devices are left out."""
         path = validate.path(path)
         async with self._visit() as link:
-            async for piece in archive.pack(link, path):
-                self._access.touch(self._entry)
-                yield piece
+            async with aclosing(archive.pack(link, path)) as pieces:
+                async for piece in pieces:
+                    self._access.touch(self._entry)
+                    yield piece
 
     async def tar_in(self, path: str, chunks: AsyncIterable[bytes]) -> TarResult:
         """Unpack a tar stream below `path`. Raises InvalidError naming the entry it refuses.

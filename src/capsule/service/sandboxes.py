@@ -38,6 +38,7 @@ from capsule.service import validate
 from capsule.service.admission import Admission, create_fingerprint, spec_of
 from capsule.service.clock import Clock
 from capsule.service.entry import MOVES, Entry
+from capsule.service.room import Room
 from capsule.service.store import CREATE, Claim, Store
 from capsule.service.tasks import Tasks, outcome
 from capsule.service.values import CreateRequest, Sandbox
@@ -61,6 +62,7 @@ class Parts:
     providers: Mapping[str, Provider]
     store: Store
     clock: Clock
+    room: Room  # for large answers
 
 
 class Sandboxes:
@@ -69,9 +71,8 @@ class Sandboxes:
         self.counts: Counter[State] = Counter()
         self.draining = False
         self.boot = ""  # which one this is; told when the service opens
-        self.unremoved: dict[
-            SandboxId, str | None
-        ] = {}  # gone, but not yet from the store; its key
+        # Gone, but not yet from the store; and the keys that become free with them.
+        self.unremoved: dict[SandboxId, str | None] = {}
         self.tidy_at = math.inf  # monotonic: when something is to be cleared away again
         self._parts = parts
         self._store = parts.store
@@ -298,7 +299,7 @@ class Sandboxes:
             await self._store.remove(id)
             if key is not None:
                 await self._store.release(CREATE, key)
-            del self.unremoved[id]
+            self.unremoved.pop(id, None)  # the reaper may have been at it too
         except (UnavailableError, NoSpaceError) as error:
             self.tidy_soon()
             log.warning("record not removed yet", sandbox=id, reason=error.message)

@@ -33,6 +33,7 @@ from capsule.service.live import LiveExec
 from capsule.service.lock import DirectoryLock
 from capsule.service.pulse import Pulse
 from capsule.service.reaper import Reaper
+from capsule.service.room import Room
 from capsule.service.sandboxes import Parts, Sandboxes
 from capsule.service.store import SqliteStore, Store
 from capsule.service.terminal import Terminals, TerminalSession
@@ -63,7 +64,8 @@ class Service:
         self._capabilities: dict[str, Capabilities] = {}
         self._clock = clock or SystemClock()
         self._store = store or SqliteStore(config.data_dir / "capsule.db")
-        self._parts = Parts(config, providers, self._store, self._clock)
+        room = Room(config.answer_memory)
+        self._parts = Parts(config, providers, self._store, self._clock, room)
         admission = Admission(config, catalog, self._capabilities, self._clock)
         self._sandboxes = Sandboxes(self._parts, admission)
         self._pulse = Pulse(self._parts, self._sandboxes)
@@ -124,10 +126,12 @@ class Service:
         Idempotent. Boxes that are kept go on running, and the next server adopts them.
         """
         self.drain(self.config.drain_timeout)
-        await self._execs.permits.all_free(self._drained_by)
-        if self.config.drain == "delete":
-            await self._delete_all()
-        await self._opened.aclose()
+        try:
+            await self._execs.permits.all_free(self._drained_by)
+            if self.config.drain == "delete":
+                await self._delete_all()
+        finally:
+            await self._opened.aclose()
 
     async def _delete_all(self) -> None:
         entries = builtins.list(self._sandboxes.entries.values())
@@ -249,7 +253,7 @@ class Service:
 
     def files(self, id: str) -> Files:
         """Raises NotFoundError, GoneError at once."""
-        return Files(self._access, self._sandboxes.find(id))
+        return Files(self._access, self._sandboxes.find(id), self._parts.room)
 
     async def terminal(
         self, id: str, *, name: str = "main", rows: int = 24, cols: int = 80

@@ -25,10 +25,13 @@ class Sessions:
         """Raises InvalidError, TooLargeError (too many of them)."""
         validate.name("session", name)
         if entry.sessions is None:
-            entry.sessions = await self._store.sessions(entry.id)
+            found = await self._store.sessions(entry.id)
+            if entry.sessions is None:  # nobody else was faster, and has learned something since
+                entry.sessions = found
         if name not in entry.sessions and len(entry.sessions) >= MAX_SESSIONS:
             raise TooLargeError(
                 f"sandbox {entry.id} has {MAX_SESSIONS} sessions, limit {MAX_SESSIONS}",
+                hint="take one of them, or another sandbox",
                 field="session",
                 limit=MAX_SESSIONS,
             )

@@ -38,10 +38,10 @@ class Tasks:
             log.error("task failed unexpectedly", task=task.get_name(), exc_info=error)
 
     async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while left := set(self._tasks):  # again: what is cancelled may spawn what clears up
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
 
 
 async def outcome(task: asyncio.Task[T]) -> T:

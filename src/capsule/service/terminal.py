@@ -157,16 +157,16 @@ class Terminals:
         validate.screen(rows, cols)
         visit = self.access.visit(id)
         place = (visit.entry.id, name)
-        if len(self._viewers.get(place, ())) >= MAX_VIEWERS:
-            raise CapacityError(
-                f"terminal {name} has {MAX_VIEWERS} viewers, limit {MAX_VIEWERS}",
-                hint="close one",
-                limit=MAX_VIEWERS,
-            )
         async with visit.entry.joining, visit as link:
+            if len(self._viewers.get(place, ())) >= MAX_VIEWERS:
+                raise CapacityError(
+                    f"terminal {name} has {MAX_VIEWERS} viewers, limit {MAX_VIEWERS}",
+                    hint="close one",
+                    limit=MAX_VIEWERS,
+                )
             stream, skip = await self._stream(visit.entry, link, name, rows, cols)
-        session = TerminalSession(self, visit.entry, name, stream, skip)
-        self._viewers.setdefault(place, set()).add(session)
+            session = TerminalSession(self, visit.entry, name, stream, skip)
+            self._viewers.setdefault(place, set()).add(session)
         return session
 
     def left(self, session: TerminalSession) -> None:
@@ -200,6 +200,9 @@ class Terminals:
             await stream.resize(rows, cols)
         except CapsuleError:
             pass  # it may have ended this moment; reading will tell
+        except BaseException:
+            await stream.aclose()
+            raise
         return stream, offset > 0
 
 
@@ -227,6 +230,6 @@ def _check_name(name: str) -> None:
     """It becomes a part of the exec's id, by which the shell is found again."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidError(
-            f"name: {brief(name)} is none, allowed: 1 to 32 letters, digits, '_' and '-'",
-            field="name",
+            f"session: {brief(name)} is no name, allowed: 1 to 32 letters, digits, '_' and '-'",
+            field="session",
         )

@@ -76,8 +76,7 @@ def text(
     if "\0" in value:
         raise InvalidError(f"{field}: {brief(value)} has a NUL character", field=field)
     try:
-        errors = "surrogateescape" if escapes else "strict"
-        size = len(value) if value.isascii() else len(value.encode(errors=errors))
+        size = _size(value, "surrogateescape" if escapes else "strict")
     except UnicodeEncodeError:
         raise InvalidError(f"{field}: {brief(value)} has a lone surrogate", field=field) from None
     if size < least:
@@ -87,14 +86,18 @@ def text(
     return value
 
 
+def _size(value: str, errors: str = "strict") -> int:
+    return len(value) if value.isascii() else len(value.encode(errors=errors))
+
+
 def env(variables: Mapping[str, str], field: str = "env") -> None:
     total = 0
     for name, value in variables.items():
         text(f"{field} name", name, least=1, most=1024)
         if "=" in name:
             raise InvalidError(f"{field}: the name {brief(name)} has a '='", field=field)
-        text(f"{field}.{name}", value, most=MAX_STRING - len(name) - 1)
-        total += len(name) + len(value) + 2
+        text(f"{field}.{name}", value, most=MAX_STRING - _size(name) - 1)
+        total += _size(name) + _size(value) + 2
     if total > MAX_ENV:
         raise TooLargeError(f"{field}: {total} bytes, limit {MAX_ENV}", field=field, limit=MAX_ENV)
 
@@ -107,7 +110,7 @@ def argv(cmd: Sequence[str]) -> tuple[str, ...]:
     for word in cmd:
         text("cmd", word)
     text("cmd", cmd[0], least=1)
-    if sum(map(len, cmd)) > MAX_ARGV:
+    if sum(map(_size, cmd)) > MAX_ARGV:
         raise TooLargeError(f"cmd: more than {MAX_ARGV} bytes", field="cmd", limit=MAX_ARGV)
     return tuple(cmd)
 
@@ -139,7 +142,11 @@ def name(field: str, value: str) -> str:
 
 def exec_id(value: str) -> ExecId:
     if not isinstance(value, str) or not _EXEC_ID.fullmatch(value):
-        raise InvalidError(f"exec id: {brief(value)} is none", field="exec_id")
+        raise InvalidError(
+            f"exec_id: {brief(value)} is no exec's id",
+            hint="list the execs of this sandbox",
+            field="exec_id",
+        )
     return ExecId(value)
 
 
