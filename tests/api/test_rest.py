@@ -13,6 +13,7 @@ import pytest
 
 from tests.api.client import Api, b64, events
 from tests.support import eventually
+from tests.support.servers import RealServer
 
 pytestmark = pytest.mark.real
 
@@ -286,6 +287,31 @@ async def test_the_docs_page_needs_nothing_from_elsewhere(api: Api) -> None:
     assert "/v1/sandboxes/{id}/files/{path}" in page.text
     assert "http://" not in page.text and "https://" not in page.text and "<script" not in page.text
     assert (await api.http.get("/")).headers["location"] == "/docs"
+
+
+async def test_a_watch_is_told_why_it_ends(api: Api) -> None:
+    box = (await api.rpc("create", template="bash"))["id"]
+    async with api.http.stream("GET", f"/v1/sandboxes/{box}/watch") as answer:
+        assert answer.status_code == 200
+        await api.rpc("delete", id=box)
+        seen = [event async for event in events(answer)]
+    assert [(e.name, e.data["code"]) for e in seen if e.name != "change"] == [("error", "gone")]
+
+
+async def test_a_file_that_shrinks_while_it_is_read_is_seen_to_be_cut(
+    server: RealServer, api: Api, box: str
+) -> None:
+    await api.sh(box, "head -c 100000000 /dev/zero > large")
+    async with api.http.stream("GET", f"/v1/sandboxes/{box}/files/workspace/large") as answer:
+        pieces = answer.aiter_raw()
+        await anext(pieces)
+        await api.sh(box, "truncate -s 1000 large")
+        with pytest.raises(httpx.RemoteProtocolError, match=r"incomplete|without sending"):
+            async for _ in pieces:
+                pass
+    log = (server.base / "log").read_text()
+    assert "became smaller" in log
+    assert "incident" not in log
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(api: Api, box: str) -> None:

@@ -17,6 +17,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from capsule.edge import exec_socket
+from capsule.service import CreateRequest
 from tests.api.client import Api
 from tests.api.double import ServiceDouble, serving
 from tests.support import eventually
@@ -158,6 +160,29 @@ async def test_an_idle_server_stops_at_once() -> None:
             running.server.stop()
             await eventually(lambda: running.server.should_exit, what="it stops", within=5)
     assert running.service.drained == [60.0]
+
+
+async def test_a_socket_that_has_not_begun_anything_holds_nothing_up() -> None:
+    service = ServiceDouble()
+    async with serving(service, drain_timeout=60.0) as running:
+        box = (await service.create(CreateRequest())).id
+        url = f"ws://127.0.0.1:{running.port}/v1/sandboxes/{box}/exec/ws"
+        async with connect(url, proxy=None) as socket:
+            running.server.stop()
+            closed = await asyncio.wait_for(closing_of(socket), 5)
+    assert closed.rcvd is not None and closed.rcvd.code == 1012
+
+
+async def test_a_socket_that_never_begins_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exec_socket, "PATIENCE", 0.1)
+    service = ServiceDouble()
+    async with serving(service) as running:
+        box = (await service.create(CreateRequest())).id
+        url = f"ws://127.0.0.1:{running.port}/v1/sandboxes/{box}/exec/ws"
+        async with connect(url, proxy=None) as socket:
+            closed = await asyncio.wait_for(closing_of(socket), 5)
+    assert closed.rcvd is not None and closed.rcvd.code == 1008
+    assert "first message" in closed.rcvd.reason
 
 
 async def test_while_it_drains_new_work_is_refused_and_old_work_ends() -> None:

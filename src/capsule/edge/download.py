@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from capsule.edge.sse import until_gone
-from capsule.errors import CapsuleError, InvalidError
+from capsule.edge.sse import Held, until_gone
+from capsule.errors import CapsuleError, ConflictError, InvalidError
 from capsule.link.files import FileReader
 from capsule.model import FileStat
 from capsule.service.files import Files
@@ -39,11 +39,17 @@ class Download(Response):
     """Sends what `source` yields as fast as the client takes it, until the client leaves."""
 
     def __init__(
-        self, source: AsyncGenerator[bytes, None], headers: Mapping[str, str], status: int = 200
+        self,
+        source: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        *,
+        held: Held,
+        status: int = 200,
     ) -> None:
         super().__init__(status_code=status)
         self.raw_headers = [(k.encode(), v.encode("latin-1")) for k, v in headers.items()]
         self._source = source
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(until_gone(receive))
@@ -68,9 +74,10 @@ class Download(Response):
             gone.cancel()
             await asyncio.wait({gone})
             await self._source.aclose()
+            await self._held.aclose()
 
 
-async def begun(source: AsyncIterator[bytes], headers: Mapping[str, str]) -> Download:
+async def begun(source: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> Download:
     """A download whose first part was read: what is wrong from the start is still an error
     answer.
     """
@@ -82,7 +89,7 @@ async def begun(source: AsyncIterator[bytes], headers: Mapping[str, str]) -> Dow
         async for part in source:
             yield part
 
-    return Download(whole(), headers)
+    return Download(whole(), headers, held=source)
 
 
 async def open_download(files: Files, path: str, request: Request) -> Response:
@@ -126,18 +133,18 @@ async def _download(files: Files, path: str, part: Part | None = None) -> Respon
     reader = await stack.enter_async_context(files.read(path, offset=offset, length=length))
     headers = file_headers(reader.size, reader.mtime)
     if part is None:
-        return Download(_limited(reader, reader.size, stack), headers)
+        return Download(_limited(reader, path, reader.size, stack), headers, held=stack)
     end = part.start + part.length - 1
     headers["content-range"] = f"bytes {part.start}-{end}/{reader.size}"
     headers["content-length"] = str(part.length)
-    return Download(_limited(reader, part.length, stack), headers, status=206)
+    return Download(_limited(reader, path, part.length, stack), headers, held=stack, status=206)
 
 
 async def _limited(
-    reader: FileReader, size: int, stack: contextlib.AsyncExitStack
+    reader: FileReader, path: str, size: int, stack: contextlib.AsyncExitStack
 ) -> AsyncGenerator[bytes, None]:
-    """Not more than was announced, should the file grow meanwhile. Files of /proc say 0 and have
-    content.
+    """As much as was announced, whatever becomes of the file meanwhile. Files of /proc say 0 and
+    have content.
     """
     async with stack:
         left = size
@@ -147,6 +154,8 @@ async def _limited(
                 return
             left -= len(part)
             yield part
+        if size:
+            raise ConflictError(f"{path} became smaller while it was read", path=path)
 
 
 def file_headers(size: int, mtime: float) -> dict[str, str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from capsule.edge.errors import send_error
+from capsule.edge.errors import Answer, send_error
 from capsule.errors import UnavailableError
 
 
@@ -62,20 +62,14 @@ class Gate:
     async def _run(
         self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, task: asyncio.Task[object]
     ) -> None:
-        begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
+        answer = Answer(send)
         try:
-            await app(scope, receive, watched)
+            await app(scope, receive, answer)
         except asyncio.CancelledError:
             if not self._cutting:
                 raise
             task.uncancel()
-            if not begun:
+            if not answer.begun:
                 await send_error(scope, receive, send, stopping())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from capsule.errors import CapacityError, CapsuleError, InternalError, InvalidError
 
@@ -142,6 +142,18 @@ async def send_error(scope: Scope, receive: Receive, send: Send, error: CapsuleE
         }
     )
     await send({"type": f"{prefix}.body", "body": body})
+
+
+class Answer:
+    """A `send` that knows whether the answer has begun: if not, an error can still become one."""
+
+    def __init__(self, send: Send) -> None:
+        self.begun = False
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        self.begun = True
+        await self._send(message)
 
 
 def invalid_field(field: str, problem: str, *, hint: str | None = None) -> InvalidError:

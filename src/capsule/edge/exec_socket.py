@@ -1,6 +1,6 @@
 """An exec over a WebSocket, with its input: `ws://…/v1/sandboxes/{id}/exec/ws`.
 
-The first message, JSON in text, says what it is about:
+The first message, JSON in text and due within a minute, says what it is about:
 
     {"type": "start", "cmd": …, …}      as the body of POST …/execs (also `code`, `tty`); stdin
                                         stays open unless "stdin_open" is false
@@ -29,6 +29,7 @@ last data it got.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from typing import Literal
 
@@ -38,12 +39,23 @@ from starlette.types import Receive, Scope, Send
 from capsule.edge import shapes as s
 from capsule.edge.errors import told, understand
 from capsule.edge.follow import Chunk, Event, Follower
-from capsule.edge.sockets import Inbox, Left, Socket, guarded, race, refuse
+from capsule.edge.sockets import (
+    RESTART,
+    RESTART_REASON,
+    Inbox,
+    Left,
+    Socket,
+    guarded,
+    race,
+    refuse,
+)
 from capsule.edge.verbs import Verbs
 from capsule.edge.views import GapView, StartedView
 from capsule.errors import InvalidError, WrongStateError
 from capsule.model import Stream
 from capsule.service import LiveExec
+
+PATIENCE = 60.0  # for the first message
 
 Frames = Literal["text", "binary"]
 _HEAD = struct.Struct(">BQ")
@@ -107,14 +119,32 @@ class ExecSocketEndpoint:
 
     async def _talk(self, socket: Socket, id: str) -> None:
         first = await self._first(socket)
+        if first is None:
+            await socket.close(RESTART, RESTART_REASON)
+            return
         async with await self._open(id, first) as stream:
             await socket.tell("started", StartedView(exec_id=stream.exec_id, pid=stream.pid))
             await self._converse(socket, stream, first)
 
-    async def _first(self, socket: Socket) -> First:
-        message = await socket.receive()
+    async def _first(self, socket: Socket) -> First | None:
+        """None: the server stops, and nothing has begun that it should wait for."""
+        message: str | bytes = b""
+
+        async def take() -> None:
+            nonlocal message
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    message = await socket.receive()
+            except TimeoutError:
+                text = f"no first message within {PATIENCE:g} seconds"
+                raise InvalidError(text, hint="say what to start or attach to") from None
+
+        if await race(take(), self._verbs.gate.closing.wait()) == 1:
+            return None
         if isinstance(message, bytes):
-            raise InvalidError("the first message must be text: what to start or attach to")
+            raise InvalidError(
+                "the first message is binary, must be text", hint="say what to start or attach to"
+            )
         return s.parse(_FIRST, message.encode())
 
     async def _open(self, id: str, first: First) -> LiveExec:

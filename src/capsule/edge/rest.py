@@ -112,8 +112,9 @@ def exec_routes(verbs: Verbs, types: Described) -> APIRouter:
         """Run a program (`cmd`) or code (`code`) and wait for its end, or follow it as events."""
         body = _keyed(await read_json(request, s.Start), key)
         if stream or EventStream.media_type in request.headers.get("accept", ""):
-            events = exec_events(await verbs.open(id, body), encoding=body.encoding, started=True)
-            return EventStream(events)
+            opened = await verbs.open(id, body)
+            events = exec_events(opened, encoding=body.encoding, started=True)
+            return EventStream(events, held=opened)
         if not wait or body.stdin_open or body.tty:
             return reply(await verbs.start(id, body), 202)
         return reply(await verbs.call(id, body))
@@ -146,8 +147,9 @@ def exec_routes(verbs: Verbs, types: Described) -> APIRouter:
             stdout, stderr, over = parse_event_id(last)
             if over:  # an EventSource that came back after the exit: 204 makes it stop
                 return Response(status_code=204)
-        stream = await verbs.service.attach(id, exec_id, stdout=stdout, stderr=stderr)
-        return EventStream(exec_events(stream, encoding=encoding, stdout=stdout, stderr=stderr))
+        opened = await verbs.service.attach(id, exec_id, stdout=stdout, stderr=stderr)
+        events = exec_events(opened, encoding=encoding, stdout=stdout, stderr=stderr)
+        return EventStream(events, held=opened)
 
     @router.post("/execs/{exec_id}/kill", **describe(types, body=s.Signal, returns=v.KilledView))
     async def kill(id: str, exec_id: str, request: Request) -> Response:

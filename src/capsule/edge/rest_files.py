@@ -157,7 +157,8 @@ def file_routes(verbs: Verbs, files: FileVerbs, types: Described) -> APIRouter:
         watching = service.files(id).watch(path or WORKSPACE, recursive=recursive)
         stack = contextlib.AsyncExitStack()
         changes = await stack.enter_async_context(watching)
-        return EventStream(change_events(changes, stack), until=verbs.gate.closing)
+        events = change_events(changes, stack)
+        return EventStream(events, held=stack, until=verbs.gate.closing)
 
     return router
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from capsule.config import Config
 from capsule.edge import docs_page
 from capsule.edge.drain import Gate
-from capsule.edge.errors import send_error, understand
+from capsule.edge.errors import Answer, send_error, understand
 from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
 from capsule.edge.guard import KeyGuard, SiteGuard
@@ -124,22 +124,16 @@ def _add_documents(web: FastAPI, types: Described) -> None:
 def answering(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> ASGIApp:
     """The last resort: whatever was raised before an answer began becomes one."""
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
-
-        async def watched(message: Any) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = Answer(send)
         try:
-            await app(scope, receive, watched)
+            await app(scope, receive, answer)
         except Exception as error:
             known = understand(error)
-            if not begun:
+            if not answer.begun:
                 await send_error(scope, receive, send, known)
 
-    return answer
+    return run
 
 
 def with_cors(app: ASGIApp, config: Config) -> ASGIApp:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -81,13 +81,21 @@ async def change_events(
     changes: AsyncIterator[Change], stack: contextlib.AsyncExitStack
 ) -> AsyncGenerator[bytes, None]:
     """`stack` holds the watch open."""
-    async with stack:
-        try:
+    try:
+        async with stack:
             async for change in changes:
                 data = {"change": change.change, "path": change.path, "is_dir": change.dir}
                 yield event("change", data)
-        except Exception as error:  # as above
-            yield event("error", told(understand(error)))
+    except Exception as error:  # as above
+        yield event("error", told(understand(error)))
+
+
+class Held(Protocol):
+    """What an answer reads from: closed with it, also when not a byte of it was asked for, and
+    closed twice without harm.
+    """
+
+    async def aclose(self) -> None: ...
 
 
 class EventStream(Response):
@@ -99,13 +107,13 @@ class EventStream(Response):
         self,
         source: AsyncGenerator[bytes, None],
         *,
+        held: Held,
         until: asyncio.Event | None = None,
-        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self.headers.update(headers or {})
         self._source = source
+        self._held = held
         self._until = until or asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,6 +129,7 @@ class EventStream(Response):
         finally:
             await _cancel(leave)
             await self._source.aclose()
+            await self._held.aclose()
 
     async def _pump(self, leave: set[asyncio.Future[Any]], send: Send) -> None:
         step: asyncio.Future[bytes] = asyncio.ensure_future(anext(self._source))

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from capsule.edge.text import is_text, show
-from capsule.model import ExecInfo, Exit, FileStat, Limits, Template, Unenforced, Usage
+from capsule.model import ExecInfo, Exit, FileStat, Limits, Template, Unenforced
 from capsule.providers.contract import Capabilities, Finding
 from capsule.service import ExecResult, Sandbox
 
@@ -318,6 +318,3 @@ class CapabilitiesView(View, frozen=True, kw_only=True):
 
 class HealthView(View, frozen=True, kw_only=True):
     status: str
-
-
-MetricsView = Usage
