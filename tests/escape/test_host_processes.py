@@ -233,6 +233,7 @@ ATTEMPTS = [
         "lower the priority of all that runs as this user",
         "os.setpriority(os.PRIO_USER, 0, 19); time.sleep(0.05)",
         actors=("victim",),
+        proof=ALONE,
     ),
     Attempt(
         "pin",
