@@ -116,7 +116,7 @@ def test_version_1_settings() -> None:
         ("memory.limit_in_bytes", str(256 * MIB)),
         ("memory.memsw.limit_in_bytes", str(256 * MIB)),  # not before the one above it
         ("memory.swappiness", "0"),
-        ("pids.max", "64"),
+        ("pids.max", "65"),
         ("cpu.cfs_period_us", "100000"),
         ("cpu.cfs_quota_us", "50000"),
         ("cpu.cfs_burst_us", "50000"),
@@ -131,7 +131,7 @@ def test_version_2_settings() -> None:
         ("memory.max", str(256 * MIB)),
         ("memory.swap.max", "0"),
         ("memory.oom.group", "0"),
-        ("pids.max", "64"),
+        ("pids.max", "65"),
         ("cpu.max", "50000 100000"),
     ]
 
@@ -139,7 +139,7 @@ def test_version_2_settings() -> None:
 def test_settings_the_kernel_does_not_have_are_left_out() -> None:
     assert settings(everything(1, "pids.max", "memory.limit_in_bytes"), memory=MIB) == [
         ("memory.limit_in_bytes", str(MIB)),
-        ("pids.max", "64"),
+        ("pids.max", "65"),
     ]
 
 

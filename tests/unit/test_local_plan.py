@@ -87,7 +87,7 @@ def test_the_request_as_root() -> None:
                 "dir": "/cg/memory/capsule/k3v9-ab12",
                 "set": [["memory.limit_in_bytes", "536870912"]],
             },
-            {"dir": "/cg/pids/capsule/k3v9-ab12", "set": [["pids.max", "128"]]},
+            {"dir": "/cg/pids/capsule/k3v9-ab12", "set": [["pids.max", "129"]]},
             {"dir": "/cg/cpu/capsule/k3v9-ab12", "set": [["cpu.cfs_quota_us", "50000"]]},
         ],
         "cgroup_version": 1,
