@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import shlex
 import subprocess
 import tarfile
 from pathlib import Path
@@ -46,6 +48,67 @@ def test_wrong_usage_is_exit_code_2_with_a_hint(cli: Cli, args: list[str]) -> No
 def test_version(cli: Cli) -> None:
     assert re.fullmatch(r"capsule \d+\.\d+\.\d+\S*\n", cli("version").out)
     assert json.loads(cli("version", "--json").out)["version"]
+    assert cli("--version").out == cli("version").out
+
+
+def without(cli: Cli, stream: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run it with that standard stream closed."""
+    command = " ".join(map(shlex.quote, [*CAPSULE, *args]))
+    return subprocess.run(
+        ["sh", "-c", f"exec {command} {stream}&-"],
+        env=cli.env, cwd=cli.cwd, capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", ["<", ">", "2>"])
+def test_a_closed_stream_is_as_good_as_none(cli: Cli, stream: str) -> None:
+    done = without(cli, stream, "version")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = without(cli, stream, "template", "ls")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = without(cli, stream, "run", "import sys; print(len(sys.stdin.read())); sys.exit(3)")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == ("" if stream == ">" else "0\n")
+
+
+def test_what_the_terminal_cannot_show_is_escaped(cli: Cli) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    body = json.loads(cli("run", "--json", "print('ü✓😀')", **ascii_only).out)
+    assert body["stdout"] == "ü✓😀\n"
+    (cli.cwd / "t").mkdir()
+    shown = cli("template", "show", "python").out
+    (cli.cwd / "t" / "odd.yaml").write_text(
+        shown.replace("name: python", "name: odd").replace("Python 3", "Pythön 3")
+    )
+    done = cli("template", "ls", CAPSULE_TEMPLATES_DIR=str(cli.cwd / "t"), **ascii_only)
+    assert (done.code, done.err) == (0, "")
+    assert "Pyth\\xf6n" in done.out
+
+
+def test_a_reader_that_has_left_is_no_error(cli: Cli) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*CAPSULE, "template", "ls"], env=cli.env, stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_output_that_cannot_be_written_is_told(cli: Cli) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*CAPSULE, "version"], env=cli.env, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
+def test_a_bug_is_shown_in_full_and_is_not_the_programs_exit_code(cli: Cli) -> None:
+    broken = "import capsule.cli.run as r; r.run_job = None; from capsule.cli.main import main;"
+    command = [CAPSULE[0], "-c", f"{broken} main()", "run", "print(1)"]
+    done = subprocess.run(command, env=cli.env, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 125
+    assert done.stderr.startswith("Traceback")
 
 
 def test_a_wrong_setting_is_told(cli: Cli) -> None:

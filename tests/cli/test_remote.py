@@ -13,7 +13,7 @@ import pytest
 from capsule_sdk import Capsule
 from tests.cli.conftest import Cli
 from tests.cli.terminal import at_terminal
-from tests.support import free_port
+from tests.support import free_port, wait_for
 from tests.support.servers import CAPSULE, real_server
 
 pytestmark = pytest.mark.real
@@ -38,7 +38,8 @@ def test_create_and_ls_as_json(remote: Cli) -> None:
     assert (made["template"], made["limits"]["cpus"]) == ("python", 0.25)
     listed = json.loads(remote("ls", "--json").out)["sandboxes"]
     assert made["id"] in [each["id"] for each in listed]
-    assert json.loads(remote("rm", made["id"], "--json").out) == {"deleted": [made["id"]]}
+    removed = json.loads(remote("rm", made["id"], "--json").out)
+    assert removed == {"deleted": [made["id"]], "failed": []}
 
 
 def test_exec_passes_everything_on(remote: Cli, capsule: Capsule) -> None:
@@ -70,6 +71,28 @@ def test_exec_as_json(remote: Cli, capsule: Capsule) -> None:
     body = json.loads(done.out)
     assert done.code == 2
     assert (body["stdout"], body["exit_code"], body["reason"]) == ("hi\n", 2, "exited")
+
+
+def test_exec_as_json_does_not_wait_for_input_that_never_comes(
+    remote: Cli, capsule: Capsule
+) -> None:
+    with remote.popen("exec", "--json", capsule.id, "echo", "hi", stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["stdout"] == "hi\n"
+        assert process.wait(10) == 0
+        assert process.stdin is not None  # open all the time
+    done = remote("exec", "--json", capsule.id, "cat", input="typed")
+    assert json.loads(done.out)["stdout"] == "typed"
+
+
+def test_a_reader_that_leaves_ends_the_program(remote: Cli, capsule: Capsule) -> None:
+    with remote.popen("exec", capsule.id, "yes") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "y\n"
+        assert [each.cmd for each in capsule.execs() if each.running] == [("yes",)]
+        process.stdout.close()
+        assert process.wait(10) == 141
+    wait_for(lambda: not any(e.running for e in capsule.execs()), what="the program ended")
 
 
 def test_an_interrupt_of_exec_goes_to_the_program(remote: Cli, capsule: Capsule) -> None:
@@ -162,6 +185,42 @@ def test_a_bar_is_shown_at_a_terminal_only(remote: Cli, capsule: Capsule) -> Non
     assert (done.out, done.err) == ("", "")
 
 
+def test_a_name_that_is_not_utf8_is_copied_both_ways(remote: Cli, capsule: Capsule) -> None:
+    odd = os.fsdecode(b"a\xffb")
+    (remote.cwd / odd).write_text("odd")
+    assert remote("cp", odd, f"{capsule.id}:").code == 0
+    assert capsule.read_file(b"a\xffb") == b"odd"
+    (remote.cwd / odd).unlink()
+    assert remote("cp", f"{capsule.id}:{odd}", ".").code == 0
+    assert (remote.cwd / odd).read_text() == "odd"
+    os.mkfifo(remote.cwd / f"{odd}-pipe")
+    (remote.cwd / "d").mkdir()
+    (remote.cwd / f"{odd}-pipe").rename(remote.cwd / "d" / odd)
+    moved = json.loads(remote("cp", "d", f"{capsule.id}:", "--json").out)
+    assert moved["skipped"] == [f"{odd}: neither file, folder nor symlink"]
+
+
+def test_a_copy_to_stdout_says_nothing_else(remote: Cli, capsule: Capsule) -> None:
+    with at_terminal(
+        [*CAPSULE, "cp", f"{capsule.id}:/etc/hostname", "-"], remote.env, remote.cwd
+    ) as screen:
+        assert screen.finish() == 0
+        assert screen.seen == "capsule\r\n"
+    done = remote("cp", f"{capsule.id}:/etc/hostname", "-", "--json")
+    assert done.code == 1
+    assert "--json" in done.err
+
+
+def test_rm_tries_every_one_and_tells_each_failure(remote: Cli) -> None:
+    ids = [remote("create").out.strip() for _ in range(2)]
+    done = remote("rm", ids[0], "nosuch1", "nosuch2", ids[1])
+    assert (done.code, done.out.split()) == (1, ids)
+    assert done.err.count("error:") == 2
+    failed = json.loads(remote("rm", "--json", "nosuch").out)
+    assert (failed["deleted"], failed["failed"][0]["id"]) == ([], "nosuch")
+    assert failed["failed"][0]["code"] == "not_found"
+
+
 def test_rm_all_needs_to_be_asked_for(remote: Cli) -> None:
     assert remote("rm").code == 2
     with real_server() as server:
@@ -176,11 +235,36 @@ def test_keys_are_sent_and_missed(remote: Cli) -> None:
     key = "k" * 32
     with real_server(API_KEYS=key) as server:
         own = Cli({**remote.env, "CAPSULE_URL": server.url}, remote.cwd)
-        refused = own("ls")
-        assert refused.code == 1
-        assert "no API key" in refused.err
+        wanted = "hint: set CAPSULE_API_KEY to one of the server's keys, or use --api-key\n"
+        for refused in (own("ls"), own("rm", "x"), own("create"), own("cp", "id:y", ".")):
+            assert (refused.code, refused.err) == (1, f"error: no API key\n{wanted}")
+        assert own("exec", "x", "true").code == 125
+        wrong = own("ls", "--json", CAPSULE_API_KEY="wrong")
+        assert (wrong.code, wrong.err) == (1, f"error: unknown API key\n{wanted}")
+        assert "CAPSULE_API_KEY" in json.loads(wrong.out)["error"]["hint"]
+        assert own("ls", CAPSULE_API_KEY="line\nbreak").code == 1
         assert own("ls", "--api-key", key).code == 0
         assert own("ls", CAPSULE_API_KEY=key).code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--cpus", "nan"], "--cpus nan is not a number"),
+        (["--cpus", "-1"], "--cpus -1.0: expected `float` > 0.0"),
+        (["--memory", "1k"], "--memory 1024 is "),
+        (["--ttl", "0"], "--ttl 0.0 is out of range"),
+        (["--ttl", "100d"], "--ttl 8640000.0 is out of range, allowed: 1 to 86400 seconds"),
+        (["--idle-timeout", "400d"], "--idle-timeout 34560000.0 is out of range"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named(remote: Cli, args: list[str], message: str) -> None:
+    done = remote("create", *args)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {message}")
+    body = json.loads(remote("create", "--json", *args).out)
+    assert body["error"]["code"] == "invalid"
+    assert body["error"]["details"]["field"]
 
 
 def test_no_server_is_told_with_what_to_do(remote: Cli) -> None:

@@ -153,7 +153,9 @@ def test_json_is_one_document(cli: Cli) -> None:
         (["run", "missing.py"], 125, "error: no such file: missing.py"),
         (["run", "--file", "nothing.csv", "x"], 125, "error: no such file: nothing.csv"),
         (["run", "--template", "nosuch", "x"], 125, "error: no such template: nosuch"),
-        (["run", "--memory", "1KiB", "x"], 125, "limits.memory"),
+        (["run", "--memory", "1KiB", "x"], 125, "error: --memory 1024 is out of range"),
+        (["run", "--cpus", "nan", "x"], 125, "error: --cpus nan is out of range"),
+        (["run", "--timeout", "0", "x"], 125, "error: --timeout 0"),
     ],
 )
 def test_mistakes_are_told_in_two_lines(cli: Cli, args: list[str], code: int, message: str) -> None:
@@ -238,6 +240,19 @@ def test_a_second_interrupt_kills_a_program_that_ignores_it(cli: Cli) -> None:
         assert out.readline() == "no\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 137
+    assert cli.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_impatience_while_it_cleans_up_leaves_nothing(cli: Cli, number: signal.Signals) -> None:
+    mark = f"86400.{os.getpid()}{int(number)}"
+    with begun(cli, f"trap '' INT; sleep {mark}") as (process, _):
+        wait_for(lambda: running(mark), what="the program runs")
+        while process.poll() is None:
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.002)
+    assert not running(mark)
     assert cli.leftovers() == []
 
 

@@ -99,7 +99,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(
         screen.wait_for("2alternate")
         assert not screen.cooked()
         os.kill(screen.process.pid, number)
-        screen.finish()
+        assert screen.finish() == 128 + number
         assert screen.cooked()
         assert "\x1b[?1049l" in screen.seen
         assert "\x1b[?25h" in screen.seen
@@ -108,21 +108,34 @@ def test_a_signal_leaves_the_terminal_as_it_was(
 def test_the_end_of_the_sandbox_is_told(remote: Cli, capsule: Capsule) -> None:
     with shell(remote, capsule.id) as screen:
         capsule.delete()
-        screen.finish()
+        assert screen.finish() == 1
         assert screen.cooked()
+        assert "error:" in screen.seen
         assert "delete" in screen.seen or "gone" in screen.seen or "over" in screen.seen
+
+
+def test_keys_typed_into_nowhere_do_not_look_like_leaving(remote: Cli, capsule: Capsule) -> None:
+    with shell(remote, capsule.id) as screen:
+        screen.process.send_signal(signal.SIGSTOP)
+        capsule.delete()
+        screen.type("echo too late\n")  # waits in the terminal, as does the end of the connection
+        screen.process.send_signal(signal.SIGCONT)
+        assert screen.finish() == 1
+        assert "error:" in screen.seen
+        assert "never retrieved" not in screen.seen
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_it_comes_back_after_the_server_restarted(remote: Cli) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_it_comes_back_after_the_server_restarted(remote: Cli, number: signal.Signals) -> None:
     with real_server(DRAIN="keep") as server, CapsuleClient(server.url) as client:
         own = Cli({**remote.env, "CAPSULE_URL": server.url}, remote.cwd)
         capsule = client.create("bash")
         with shell(own, capsule.id) as screen:
             screen.type("COLOUR=blue; echo $((1+1))set\n")
             screen.wait_for("2set")
-            server.process.terminate()
+            server.process.send_signal(number)
             server.process.wait(15)
             again = subprocess.Popen(
                 [*CAPSULE, "serve"], env=server.env, stdout=subprocess.DEVNULL, cwd=server.base

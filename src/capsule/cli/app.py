@@ -23,6 +23,21 @@ template = typer.Typer(no_args_is_help=True, help="What sandboxes start from.")
 app.add_typer(template, name="template")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def capsule(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run untrusted code safely on your own machine."""
+
+
 @app.command()
 def run(
     code: Annotated[
@@ -175,6 +190,8 @@ def exec_program(
     argv = tuple(cmd[1:] if cmd[0] == "--" else cmd)
     if not argv:
         raise typer.BadParameter("name the program to run")
+    if tty and json:
+        raise typer.BadParameter("--tty and --json exclude each other")
     call = remote.Program(argv, o.pairs(env), cwd, timeout, session, tty, interactive)
     return remote.exec_program(remote.Server(url, api_key), id, call, as_json=json)
 

@@ -17,8 +17,6 @@ from capsule_sdk import NotFoundError as RemoteNotFound
 
 # One letter before the colon would be a drive; a path before it starts with . or /.
 _REMOTE = re.compile(r"(?P<id>[A-Za-z0-9_-]{2,64}):(?P<path>.*)", re.DOTALL)
-
-
 _STDIO = Path("-")
 
 
@@ -36,6 +34,8 @@ def parse_place(text: str) -> Remote | Path:
 
 def copy(server: Server, source_text: str, target_text: str, *, as_json: bool) -> int:
     source, target = parse_place(source_text), parse_place(target_text)
+    if as_json and target == _STDIO:
+        raise InvalidError("--json and - would both write to standard output")
     with server.client() as client:
         match source, target:
             case Path(), Remote():
@@ -52,6 +52,8 @@ def copy(server: Server, source_text: str, target_text: str, *, as_json: bool) -
         return 0
     for reason in moved.skipped:
         show.problem(f"left out {reason}", hint=None, code="skipped")
+    if target == _STDIO:
+        return 0
     show.note(f"copied {moved.files} file{'s' * (moved.files != 1)}, {show.size(moved.bytes)}")
     return 0
 

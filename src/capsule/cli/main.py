@@ -1,11 +1,13 @@
 """`capsule`: the entry point, and the one place where an error becomes words and an exit code.
 
-Exit codes: 0 fine, 1 the platform failed, 2 wrong usage, 130 interrupted. `run`, `exec` exit with
-the program's own code; 124 when it ran into its timeout, 125 when the platform failed.
+Exit codes: 0 fine, 1 the platform failed, 2 wrong usage, 130 interrupted, 141 our reader has left.
+`run` and `exec` exit with the program's own code; 124 when it ran into its timeout, 125 when the
+platform failed.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any, NoReturn
@@ -19,11 +21,25 @@ _RUNNERS = ("run", "exec")
 
 
 def main() -> NoReturn:
+    _mend_streams()
     sys.exit(execute(sys.argv[1:]))
 
 
+def _mend_streams() -> None:
+    """A standard stream that is closed is as good as /dev/null; and text of a sandbox that this
+    terminal's encoding lacks is escaped, not a reason to stop."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def execute(args: list[str]) -> int:
-    as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
     try:
         code = _dispatch(args)
         sys.stdout.flush()
@@ -34,17 +50,23 @@ def execute(args: list[str]) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:
-        if is_ours(error):
-            show.failure(error, as_json=as_json)
-            return NOT_RUN if args[:1] and args[0] in _RUNNERS else FAILED
-        if _is_usage(error):
-            return _explain_usage(error, as_json)
-        if isinstance(error, OSError) and error.strerror:  # of a local file, mostly
-            where = f"{error.filename}: " if error.filename else ""
-            show.problem(f"{where}{error.strerror}", hint=None, code="local", as_json=as_json)
-            return NOT_RUN if args[:1] and args[0] in _RUNNERS else FAILED
-        raise
+    except Exception as error:  # the root: whatever it is becomes words and an exit code
+        return _explain(error, args)
+
+
+def _explain(error: Exception, args: list[str]) -> int:
+    as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
+    failed = NOT_RUN if args[:1] and args[0] in _RUNNERS else FAILED
+    if _is_usage(error):
+        return _explain_usage(error, as_json)
+    if is_ours(error):
+        show.failure(error, as_json=as_json)
+    elif isinstance(error, OSError) and error.strerror:  # of a local file, mostly
+        where = f"{error.filename}: " if error.filename else ""
+        show.problem(f"{where}{error.strerror}", hint=None, code="local", as_json=as_json)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    return failed
 
 
 def _dispatch(args: list[str]) -> int:
@@ -58,7 +80,12 @@ def _dispatch(args: list[str]) -> int:
     if completion.VARIABLE in os.environ:
         completion.prepare()
     command: Any = typer.main.get_command(app)
-    result = command.main(args, prog_name="capsule", standalone_mode=False)
+    try:
+        result = command.main(args, prog_name="capsule", standalone_mode=False)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            raise error.__context__ from None  # typer makes it an exit with 1
+        raise
     return result if isinstance(result, int) else 0
 
 
@@ -95,7 +122,7 @@ def _explain_usage(error: Any, as_json: bool) -> int:
         print(error.format_message(), file=sys.stderr)
         return USAGE
     where = f"{context.command_path} --help" if context else "capsule --help"
-    message = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".").removeprefix("Invalid value: ")
     show.problem(
         message[:1].lower() + message[1:], hint=f"see `{where}`", code="usage", as_json=as_json
     )

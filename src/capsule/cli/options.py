@@ -49,8 +49,11 @@ def complete_template(incomplete: str) -> list[str]:
 
 def complete_sandbox(incomplete: str) -> list[str]:
     """Ids of the running server's sandboxes. Completion must never hang or complain."""
+    import signal
+
     from capsule_sdk import CapsuleClient, CapsuleError
 
+    signal.alarm(2)  # nobody waits longer for a proposal: let it end this process
     try:
         with CapsuleClient(retries=0) as client:
             return [s.id for s in client.list() if s.id.startswith(incomplete)]

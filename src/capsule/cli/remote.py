@@ -19,11 +19,15 @@ from capsule_sdk import (
     CapsuleError,
     ExecStream,
     Exit,
+    GoneError,
+    NotFoundError,
     Output,
     SandboxInfo,
+    UnauthenticatedError,
+    UnavailableError,
 )
 
-TIMED_OUT, BROKEN_PIPE = 124, 141
+TIMED_OUT = 124
 _CHUNK = 64 * 1024
 
 
@@ -102,74 +106,75 @@ def _left(info: SandboxInfo) -> str:
 
 
 def remove(server: Server, ids: Sequence[str], *, all: bool, as_json: bool) -> int:
-    """Every one is tried; the first failure is told when all were."""
-    failures: list[CapsuleError] = []
-    deleted = []
+    """Every one is tried, and each failure told."""
+    deleted: list[str] = []
+    failed: list[dict[str, str]] = []
     with server.client() as client:
         for id in [capsule.id for capsule in client.list()] if all else ids:
             try:
                 client.get(id).delete()
-                deleted.append(id)
+            except (UnavailableError, UnauthenticatedError):
+                raise  # it is the same for all
             except CapsuleError as error:
-                failures.append(error)
-    if failures:
-        raise failures[0]
+                if all and isinstance(error, NotFoundError | GoneError):
+                    continue  # it ended meanwhile
+                failed.append({"id": id, "code": error.code, "message": error.message})
+                show.failure(error)
+            else:
+                deleted.append(id)
+                if not as_json:
+                    print(id)
     if as_json:
-        show.as_json({"deleted": deleted})
-    else:
-        for id in deleted:
-            print(id)
-    return 0
+        show.as_json({"deleted": deleted, "failed": failed})
+    return 1 if failed else 0
 
 
 def exec_program(server: Server, id: str, program: Program, *, as_json: bool) -> int:
+    if program.tty:
+        from capsule.cli.shell import exec_on_terminal
+
+        return exec_on_terminal(server, id, program)
     with server.client() as client:
-        capsule = client.get(id)
-        if program.tty and not as_json:
-            from capsule.cli.shell import exec_on_terminal
-
-            return exec_on_terminal(server, id, program)
-        if as_json:
-            return _exec_json(capsule, program)
-        return conclude(_exec_live(capsule, program))
-
-
-def _options(program: Program) -> Any:
-    fields = ("env", "cwd", "timeout", "session")
-    return {name: value for name in fields if (value := getattr(program, name)) is not None}
-
-
-def _exec_json(capsule: Capsule, program: Program) -> int:
-    data = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
-    result = capsule.exec(program.cmd, stdin=data, **_options(program))
+        stream = _start(client.get(id), program)
+        with _interrupts(stream):
+            if not as_json:
+                return conclude(_pass_on(stream))
+            result = stream.wait()
     show.as_json(dataclasses.asdict(result))
     return TIMED_OUT if result.timed_out else result.exit_code
 
 
-def _exec_live(capsule: Capsule, program: Program) -> Exit:
+def _start(capsule: Capsule, program: Program) -> ExecStream:
+    fields = ("env", "cwd", "timeout", "session")
+    options: Any = {name: x for name in fields if (x := getattr(program, name)) is not None}
     feeds = program.interactive or not sys.stdin.isatty()
     if program.session is not None:
         # What a session learns comes at the end, on the connection that started the program.
         data = sys.stdin.buffer.read() if feeds else b""
-        stream = capsule.stream(program.cmd, stdin=data, **_options(program))
-        feeds = False
-    else:
-        stream = capsule.start(program.cmd, stdin_open=feeds, **_options(program))
+        return capsule.stream(program.cmd, stdin=data, **options)
+    stream = capsule.start(program.cmd, stdin_open=feeds, **options)
     if feeds:
         threading.Thread(target=_feed, args=(stream,), daemon=True).start()
-    with _interrupts(stream):
-        for event in stream:
-            if isinstance(event, Output):
-                _write(2 if event.stream == "stderr" else 1, event.data)
-    assert stream.exit is not None  # the iteration ends with it, or raises
-    return stream.exit
+    return stream
 
 
 def _feed(stream: ExecStream) -> None:
-    with contextlib.suppress(CapsuleError):  # the program does not read, or has ended
+    with contextlib.suppress(CapsuleError, OSError):  # it does not read, or we have nothing to say
         while data := os.read(0, _CHUNK):
             stream.send_input(data)
         stream.close_input()
+
+
+def _pass_on(stream: ExecStream) -> Exit:
+    try:
+        for event in stream:
+            if isinstance(event, Output):
+                _write(2 if event.stream == "stderr" else 1, event.data)
+    except BrokenPipeError:
+        _kill(stream, "KILL")  # as SIGPIPE would, did it run here: nobody reads on
+        raise
+    assert stream.exit is not None  # the iteration ends with it, or raises
+    return stream.exit
 
 
 def _write(fd: int, data: bytes) -> None:

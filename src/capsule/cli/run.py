@@ -59,8 +59,9 @@ async def _main(job: Job, source: Source, copies: Sequence[Copy]) -> int:
     ended_by: list[int] = []
 
     def end(number: int) -> None:
+        if not ended_by:  # once: a second one would cancel the cleaning up
+            work.cancel()
         ended_by.append(number)
-        work.cancel()
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end, number)
@@ -77,7 +78,7 @@ async def _run(job: Job, source: Source, copies: Sequence[Copy]) -> int:
     config = load_config()
     catalog = load_catalog(config.templates_dir, data_dir=config.data_dir)
     choice = choose(catalog, source, job.template, job.language)
-    timeout = job.timeout or config.exec_timeout
+    timeout = config.exec_timeout if job.timeout is None else job.timeout
     request = CreateRequest(
         template=choice.template.name,
         ttl=min(timeout + _MARGIN, config.max_ttl),
@@ -167,7 +168,8 @@ class Interrupts:
                 await self._stream.signal("INT")
 
     async def aclose(self) -> None:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        # The program has ended. What is left is to clean up after it, and that is not interrupted.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -180,7 +182,7 @@ async def _feed(stream: LiveExec) -> None:
 
 
 async def _pass_on(stream: LiveExec, *, keep: bool) -> dict[str, str]:
-    kept = {Stream.STDOUT: b"", Stream.STDERR: b""}
+    kept = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
     fds = {Stream.STDOUT: sys.stdout.fileno(), Stream.STDERR: sys.stderr.fileno()}
     async for item in stream:
         if not isinstance(item, Output):

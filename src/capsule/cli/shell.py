@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from capsule.cli import pipes, show, tty
 from capsule.cli.remote import Program, Server, conclude
@@ -24,15 +24,17 @@ from capsule_sdk import (
     AsyncCapsuleClient,
     AsyncExecStream,
     AsyncTerminal,
+    CapsuleError,
     Exit,
     Output,
     UnavailableError,
 )
 from capsule_sdk import InvalidError as RemoteInvalidError
 
-_RESTARTS = 1012  # the close code of a server that comes back
-_LEFT, _LOST = "left", "lost"
+_COMES_BACK = {1012: "the server restarts", 1006: "the connection was lost"}  # by close code
+_LEFT, _LOST = 0, -1  # how two terminals part; above 0: by that signal
 _LONG = 3600.0
+_PAUSE = 0.2
 
 
 class Remote(Protocol):
@@ -68,32 +70,52 @@ async def _shell(server: Server, id: str | None, template: str, name: str, as_js
         try:
             if id is None:
                 show.note(f"sandbox {capsule.id} ({template}), deleted when you leave")
-            story, exit = await _stay(capsule, name)
+            how = await _stay(capsule, name)
         finally:
             if id is None:
                 await capsule.delete()
-    if story == _LEFT and id is not None:
-        story = f"left; the shell goes on: capsule shell {id} --name {name}"
+    if how.part == _LEFT and id is not None:
+        how = how._replace(story=f"left; the shell goes on: capsule shell {id} --name {name}")
     if as_json:
-        code = exit.exit_code if exit else None
-        show.as_json({"sandbox": capsule.id, "ended": story, "exit_code": code})
+        code = how.exit.exit_code if how.exit else None
+        show.as_json({"sandbox": capsule.id, "ended": how.story, "exit_code": code})
+    elif how.lost:
+        show.problem(how.story, hint=None, code="lost")
     else:
-        show.note(story)
-    return exit.exit_code if exit else 0
+        show.note(how.story)
+    return how.code
 
 
-async def _stay(capsule: AsyncCapsule, name: str) -> tuple[str, Exit | None]:
-    """In the shell until it ends; a server that restarts is waited for."""
+class Parting(NamedTuple):
+    part: int
+    story: str
+    exit: Exit | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Neither the shell ended nor did we leave it."""
+        return self.part == _LOST and self.exit is None
+
+    @property
+    def code(self) -> int:
+        if self.exit is not None:
+            return self.exit.exit_code
+        return 1 if self.lost else 128 + self.part if self.part else 0
+
+
+async def _stay(capsule: AsyncCapsule, name: str) -> Parting:
+    """In the shell until it ends. It goes on while the server restarts, so that is waited for."""
     while True:
         terminal = await _patiently(capsule, name)
         async with terminal:
-            how = await _connect(Shell(terminal))
-        if how == _LEFT:
+            part = await _connect(Shell(terminal))
+        if part != _LOST:
             print()
-            return _LEFT, None
-        if terminal.code != _RESTARTS:
-            return terminal.reason, terminal.exit
-        show.note("the server restarts; coming back")
+            return Parting(part, "left")
+        if terminal.code not in _COMES_BACK:
+            return Parting(part, terminal.reason, terminal.exit)
+        show.note(f"{_COMES_BACK[terminal.code]}; coming back")
+        await asyncio.sleep(_PAUSE)
 
 
 async def _patiently(capsule: AsyncCapsule, name: str) -> AsyncTerminal:
@@ -136,11 +158,11 @@ async def _exec(server: Server, id: str, program: Program) -> int:
     async with AsyncCapsuleClient(server.url, api_key=server.api_key) as client:
         capsule = await client.get(id)
         stream = await _start(capsule, program)
-        how = await _connect(Running(stream))
-    if how == _LEFT:
+        part = await _connect(Running(stream))
+    if part != _LOST:
         print()
         show.note("left; the program goes on")
-        return 0
+        return 128 + part if part else 0
     assert stream.exit is not None  # its output ended, and did not raise
     return conclude(stream.exit)
 
@@ -159,15 +181,21 @@ async def _start(capsule: AsyncCapsule, program: Program) -> AsyncExecStream:
         return await capsule.start(program.cmd, **options)
 
 
-async def _connect(remote: Remote) -> str:
-    """Join the two terminals until one side leaves."""
+async def _connect(remote: Remote) -> int:
+    """Join the two terminals until one side leaves: _LEFT, _LOST, or the signal that ended it."""
     loop = asyncio.get_running_loop()
     keys: asyncio.Task[None] = asyncio.ensure_future(_type(remote))
     screen: asyncio.Task[None] = asyncio.ensure_future(_show(remote))
     sizes = Sizes(remote)
+    ended_by: list[int] = []
+
+    def end(number: int) -> None:
+        ended_by.append(number)
+        keys.cancel()
+
     loop.add_signal_handler(signal.SIGWINCH, sizes.changed)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, keys.cancel)
+        loop.add_signal_handler(number, end, number)
     try:
         with tty.raw_mode():
             await asyncio.wait({keys, screen}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +207,7 @@ async def _connect(remote: Remote) -> str:
         await asyncio.wait({keys, screen})
         await sizes.aclose()
     if screen.cancelled():
-        return _LEFT
+        return ended_by[0] if ended_by else _LEFT
     screen.result()
     return _LOST
 
@@ -191,7 +219,9 @@ async def _type(remote: Remote) -> None:
         if typed is None:
             return
         if typed:
-            await remote.send(typed)
+            # Where it cannot be sent the output ends too, and tells why; ~. must still work.
+            with contextlib.suppress(CapsuleError):
+                await remote.send(typed)
 
 
 async def _show(remote: Remote) -> None:
@@ -219,7 +249,7 @@ class Sizes:
         self._task = asyncio.get_running_loop().create_task(self._tell())
 
     async def _tell(self) -> None:
-        with contextlib.suppress(Exception):  # the output side tells what went wrong
+        with contextlib.suppress(CapsuleError):  # the output side tells what went wrong
             await self._remote.resize(*tty.size())
             while self._again:
                 self._again = False

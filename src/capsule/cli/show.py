@@ -23,8 +23,16 @@ def paint(text: str, colour: str, stream: IO[str] | None = None) -> str:
 
 def as_json(value: Any) -> None:
     """One JSON document on stdout."""
-    indent = 2 if sys.stdout.isatty() else None
-    print(json.dumps(value, indent=indent, default=str, ensure_ascii=False))
+    print(_dump(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def _dump(value: Any, indent: int | None = None) -> str:
+    text = json.dumps(value, indent=indent, default=str, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a file name that is not UTF-8, or a terminal that knows no such
+        return json.dumps(value, indent=indent, default=str)
+    return text
 
 
 def note(text: str) -> None:
@@ -33,17 +41,47 @@ def note(text: str) -> None:
         print(paint(text, DIM, sys.stderr), file=sys.stderr)
 
 
-def problem(message: str, *, hint: str | None, code: str, as_json: bool = False) -> None:
+def problem(
+    message: str,
+    *,
+    hint: str | None,
+    code: str,
+    details: Mapping[str, Any] | None = None,
+    as_json: bool = False,
+) -> None:
     if as_json:
-        body = {"code": code, "message": message} | ({"hint": hint} if hint else {})
-        print(json.dumps({"error": body}, ensure_ascii=False))
+        optional = {"hint": hint, "details": details}
+        body = {"code": code, "message": message} | {k: v for k, v in optional.items() if v}
+        print(_dump({"error": body}))
     print(f"{paint('error:', RED, sys.stderr)} {message}", file=sys.stderr)
     if hint:
         print(f"{paint('hint:', YELLOW, sys.stderr)} {hint}", file=sys.stderr)
 
 
+_OPTIONS = frozenset(
+    ("ttl", "idle_timeout", "timeout", "memory", "cpus", "disk", "processes", "cwd", "session")
+)
+
+
 def failure(error: Any, *, as_json: bool = False) -> None:
-    problem(error.message, hint=error.hint, code=error.code, as_json=as_json)
+    """An error of Capsule's, in the words of the command line."""
+    hint = error.hint
+    if error.code == "unauthenticated":
+        hint = "set CAPSULE_API_KEY to one of the server's keys, or use --api-key"
+    details = {name: detail for name, detail in error.details.items() if name != "value"}
+    message = in_options(error.message, details)
+    problem(message, hint=hint, code=error.code, details=details, as_json=as_json)
+
+
+def in_options(message: str, details: Mapping[str, Any]) -> str:
+    """`limits.cpus: nan is …` and `cpus=nan is …` → `--cpus nan is …`."""
+    field = str(details.get("field", "")).removeprefix("limits.")
+    if field not in _OPTIONS:
+        return message
+    for prefix in (f"limits.{field}: ", f"{field}: ", f"{field}="):
+        if message.startswith(prefix):
+            return f"--{field.replace('_', '-')} {message[len(prefix) :]}"
+    return message
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
