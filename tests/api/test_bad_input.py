@@ -182,6 +182,38 @@ async def test_times_out_of_range_are_named_as_they_were_written(
     assert failure.value.details["field"] == message.partition(":")[0]
 
 
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("limit=0", "limit: input should be greater than or equal to 1, got '0'"),
+        ("limit=many", "limit: input should be a valid integer"),
+        ("recursive=perhaps", "recursive: input should be a valid boolean"),
+    ],
+)
+async def test_a_wrong_query_names_the_field_and_the_value(
+    api: Api, box: str, query: str, message: str
+) -> None:
+    answer = await api.http.get(f"/v1/sandboxes/{box}/dirs/workspace?{query}")
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["details"]["field"] == query.partition("=")[0]
+    assert error["message"].startswith(message)
+    assert error["message"].endswith(f"got '{query.partition('=')[2]}'")
+
+
+async def test_unknown_and_ended_sandboxes_come_with_the_next_step(api: Api) -> None:
+    box = (await api.rpc("create", template="bash"))["id"]
+    await api.rpc("delete", id=box)
+    gone = (await api.http.get(f"/v1/sandboxes/{box}")).json()["error"]
+    unknown = (await api.http.get("/v1/sandboxes/nosuchbox")).json()["error"]
+    assert (gone["code"], gone["hint"]) == ("gone", "create another")
+    assert (unknown["code"], unknown["message"]) == (
+        "not_found",
+        "sandbox 'nosuchbox' does not exist",
+    )
+    assert "list" in unknown["hint"]
+
+
 async def test_the_same_over_rest(api: Api, box: str) -> None:
     answer = await api.http.patch(f"/v1/sandboxes/{box}", json={"ttl_ms": 10**9})
     assert answer.status_code == 400

@@ -72,6 +72,7 @@ async def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPa
         answer = await asyncio.wait_for(reader.read(), 10)
         writer.close()
     assert b" 408 " in answer.splitlines()[0]
+    assert b"too slow: 4 bytes" in answer and b"32768 bytes every 0.2 seconds" in answer
 
 
 async def test_headers_that_stop_coming_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,13 +219,24 @@ async def test_an_unknown_sandbox_is_a_404(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["rows=0", "cols=99999", "rows=x", "session=../x", "encoding=morse", "a=b"]
+    ("query", "message"),
+    [
+        ("rows=0", "rows: expected `int` >= 1, got '0'"),
+        ("cols=99999", "cols: expected `int` <= 4096, got '99999'"),
+        ("rows=x", "rows: expected `int`, got 'x'"),
+        ("session=../x", "session: '../x' is no name, allowed: "),
+        ("session=a.b", "session: 'a.b' is no name, allowed: "),
+        ("encoding=morse", "encoding: invalid enum value 'morse', got 'morse'"),
+        ("a=b", "query: object contains unknown field `a`"),
+    ],
 )
-async def test_a_query_without_sense_is_a_400(api: Api, box: str, query: str) -> None:
+async def test_a_query_without_sense_is_a_400(api: Api, box: str, query: str, message: str) -> None:
     with pytest.raises(InvalidStatus) as refused:
         async with terminal(api, box, query=query):
             pass
     assert refused.value.response.status_code == 400
+    error = json.loads(refused.value.response.body or b"")["error"]
+    assert error["message"].startswith(message)
 
 
 async def test_a_viewer_who_does_not_read_does_not_hold_up_others(api: Api, box: str) -> None:

@@ -57,9 +57,9 @@ class Meter:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            raise HttpError(
-                408, "invalid", f"request body too slow: {self._total} bytes, then nothing"
-            ) from None
+            text = f"request body too slow: {self._total} bytes, the last of them long ago"
+            hint = f"send at least {HEADWAY} bytes every {PATIENCE:g} seconds"
+            raise HttpError(408, "invalid", text, hint=hint) from None
         self._count(len(message.get("body", b"")), loop)
         self.done = not message.get("more_body", False)
         return message

@@ -47,7 +47,9 @@ class SiteGuard:
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self._app = app
         self._max_body = config.max_body
-        self._room = Room(BODIES)
+        self._room = Room(
+            BODIES, "large request", hint="try again in a moment, or send less at once"
+        )
         self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
         self._host_ok = lru_cache(maxsize=1024)(HostRule(config))
 

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from capsule.edge.errors import encode, http_body, http_headers, invalid_field, understand
 from capsule.errors import CapsuleError, InvalidError
+from capsule.settings import brief
 
 REF = "#/components/schemas/{name}"
 Described = set[Any]  # the types whose schemas the document needs
@@ -52,7 +53,8 @@ def reply(view: Any, status: int = 200) -> Response:
 def _of_fastapi(error: RequestValidationError) -> InvalidError:
     first = error.errors()[0]
     where = ".".join(str(step) for step in first["loc"][1:])
-    return invalid_field(where, f"{first['msg'][:1].lower()}{first['msg'][1:]}")
+    problem = first["msg"][:1].lower() + first["msg"][1:]
+    return invalid_field(where, f"{problem}, got {brief(first.get('input'))}")
 
 
 def describe(

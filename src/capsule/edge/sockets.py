@@ -17,8 +17,9 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from capsule.edge.errors import encode, one_line, send_error, understand
-from capsule.errors import CapacityError, CapsuleError, GoneError, InvalidError
+from capsule.edge.errors import encode, invalid_field, one_line, send_error, understand
+from capsule.errors import CapacityError, CapsuleError, GoneError
+from capsule.settings import brief
 
 T = TypeVar("T")
 
@@ -110,7 +111,8 @@ class Inbox:
             try:
                 await asyncio.wait_for(self._changed.wait(), INPUT_PATIENCE)
             except TimeoutError:
-                raise CapacityError("the program takes no more input") from None
+                text = f"the program has taken no input for {INPUT_PATIENCE:g} seconds"
+                raise CapacityError(text, hint="attach again and send on when it reads") from None
 
     async def __aiter__(self) -> AsyncIterator[str | bytes]:
         while True:
@@ -185,5 +187,7 @@ def query(scope: Scope, shape: type[T]) -> T:
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$.")
         field = where.rstrip("`")
-        text = f"query {field}: {problem}" if field else f"query: {problem}"
-        raise InvalidError(text[:300], field=field or "query") from None
+        problem = problem[:1].lower() + problem[1:]
+        if field in words:
+            problem = f"{problem.partition(', got ')[0]}, got {brief(words[field])}"
+        raise invalid_field(field or "query", problem) from None

@@ -30,7 +30,7 @@ from typing import Literal
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from capsule.edge.shapes import Name, Shape, Side, parse
+from capsule.edge.shapes import Shape, Side, parse
 from capsule.edge.sockets import (
     FAULT,
     OVER,
@@ -54,7 +54,7 @@ CLOSE_CODES = {"exited": 1000, "left": 1000, "gone": OVER, "unavailable": FAULT}
 
 
 class Query(Shape, kw_only=True, frozen=True):
-    session: Name = "main"
+    session: str = "main"
     rows: Side = 24
     cols: Side = 80
     encoding: Literal["text", "binary"] = "text"

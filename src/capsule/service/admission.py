@@ -108,12 +108,7 @@ class Admission:
 
 
 def spec_of(entry: Entry) -> SandboxSpec:
-    return SandboxSpec(
-        template=entry.template,
-        limits=entry.limits,
-        env=entry.env,
-        labels={"capsule.sandbox": entry.id},
-    )
+    return SandboxSpec(template=entry.template, limits=entry.limits)
 
 
 def create_fingerprint(request: CreateRequest) -> str:

@@ -188,13 +188,19 @@ class Entry:
         about = {"sandbox_id": self.id, "state": str(self.state)}
         match self.state:
             case State.STOPPING | State.GONE:
-                return GoneError(f"sandbox {self.id} is over: {self.reason}", **about)
+                return over(self.id, self.reason, state=str(self.state))
             case State.FAILED:
                 hint = "delete it and create another"
                 return GoneError(f"sandbox {self.id} failed: {self.reason}", hint=hint, **about)
             case State.RUNNING:
                 text = f"sandbox {self.id} has not been reached since the server's restart"
-                return UnavailableError(text, **about)
+                return UnavailableError(text, hint="try again in a few seconds", **about)
             case _:
                 hint = "wait until its state is running"
                 return WrongStateError(f"sandbox {self.id} is {self.state}", hint=hint, **about)
+
+
+def over(id: SandboxId, reason: str, **details: str) -> GoneError:
+    return GoneError(
+        f"sandbox {id} is over: {reason}", hint="create another", sandbox_id=id, **details
+    )

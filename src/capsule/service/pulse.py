@@ -13,9 +13,9 @@ import errno
 
 import structlog
 
-from capsule.errors import CapsuleError, GoneError, UnavailableError
+from capsule.errors import CapsuleError, UnavailableError
 from capsule.model import State
-from capsule.service.entry import Entry
+from capsule.service.entry import Entry, over
 from capsule.service.sandboxes import Parts, Sandboxes
 
 log = structlog.get_logger(__name__)
@@ -100,7 +100,7 @@ class Pulse:
                 hint="what the call did is unknown; delete the sandbox and create another",
                 sandbox_id=entry.id,
             )
-        return GoneError(f"sandbox {entry.id} is over: {entry.reason}", sandbox_id=entry.id)
+        return over(entry.id, entry.reason)
 
 
 def _usable(entry: Entry) -> bool:

@@ -21,14 +21,19 @@ from capsule.errors import UnavailableError
 
 SMALL = 128 * 1024  # bytes that need no room
 PATIENCE = 60.0
+_LESS = "follow output and files as streams, or ask for less of them"
 
 _current: ContextVar[Holder | None] = ContextVar("holder", default=None)
 
 
 class Room:
-    def __init__(self, size: int) -> None:
+    """`what` is kept in it, and `hint` is for those it has no place for."""
+
+    def __init__(self, size: int, what: str = "large answer", hint: str = _LESS) -> None:
         self.taken = 0
         self._size = size
+        self._what = what
+        self._hint = hint
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
@@ -61,10 +66,8 @@ class Room:
                 self._queue.remove(place)
                 self._admit()
             if isinstance(error, TimeoutError):
-                raise UnavailableError(
-                    f"no memory for a large answer within {PATIENCE:g} seconds",
-                    hint="follow the output as a stream, or ask for less with output_limit",
-                ) from None
+                text = f"no memory for a {self._what} within {PATIENCE:g} seconds"
+                raise UnavailableError(text, hint=self._hint) from None
             raise
 
     def give_back(self, size: int) -> None:

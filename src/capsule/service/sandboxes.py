@@ -37,7 +37,7 @@ from capsule.providers.contract import Provider
 from capsule.service import validate
 from capsule.service.admission import Admission, create_fingerprint, spec_of
 from capsule.service.clock import Clock
-from capsule.service.entry import MOVES, Entry
+from capsule.service.entry import MOVES, Entry, over
 from capsule.service.room import Room
 from capsule.service.store import CREATE, Claim, Store
 from capsule.service.tasks import Tasks, outcome
@@ -117,13 +117,18 @@ class Sandboxes:
 
     def find(self, id: str) -> Entry:
         """Raises NotFoundError, GoneError."""
-        entry = self.entries.get(SandboxId(id))
+        entry_id = SandboxId(id)
+        entry = self.entries.get(entry_id)
         if entry is not None:
             return entry
-        reason = self._tombstones.get(SandboxId(id))
+        reason = self._tombstones.get(entry_id)
         if reason is not None:
-            raise GoneError(f"sandbox {id} is over: {reason}", sandbox_id=id)
-        raise NotFoundError(f"sandbox {brief(id)} does not exist", sandbox_id=str(id)[:80])
+            raise over(entry_id, reason)
+        raise NotFoundError(
+            f"sandbox {brief(id)} does not exist",
+            hint="it may have ended long ago; list shows what there is",
+            sandbox_id=str(id)[:80],
+        )
 
     def list(
         self, *, metadata: Mapping[str, str] | None = None, state: State | None = None
@@ -200,7 +205,7 @@ class Sandboxes:
                     self._tasks.spawn(self.end(entry, "its creator left"), f"leave {entry.id}")
                 raise
             if launching.cancelled():
-                raise GoneError(f"sandbox {entry.id} is over: {entry.reason}", sandbox_id=entry.id)
+                raise over(entry.id, entry.reason)
             launching.result()
         return entry.view()
 
