@@ -91,7 +91,8 @@ ssize_t recv_fds(int sock, void *msg, size_t n, int *fds, int *nfds); /* nfds in
 struct box {
     struct json *spec;
     const char *id, *dir, *stage, *spool, *disk_kind, *disk_path;
-    bool namespaces;       /* else: landlock level */
+    bool namespaces;       /* of our own making */
+    bool container;        /* of an engine's; neither: landlock level */
     enum { USER_RANGE, USER_SINGLE, USER_UID, USER_NONE } user_mode;
     uid_t uid; gid_t gid;  /* of programs, as they see it */
     uint32_t uid_base, uid_count;
@@ -99,6 +100,7 @@ struct box {
     int cgroup_version, ncgroups;
     const char *cgroups[MAX_CGROUPS];
     int cgroup_fds[MAX_CGROUPS]; /* cgroup.procs, open for writing */
+    const char *usage_dirs[MAX_CGROUPS]; int nusage; /* where to read what it uses */
     const struct buf *filter; /* the seccomp program */
     const struct json *landlock;
     double started;
@@ -214,9 +216,12 @@ void keeper_run(int launcher_conn, int ctl_fd, pid_t init, int disk_fd) __attrib
 void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, uint64_t proc_rss);
 uint64_t oom_kills(void);
 
-/* launcher.c, probe.c */
+/* launcher.c, probe.c, container.c */
 #define ALL_NAMESPACES (CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 int launcher_main(int listen_fd, int lifeline);
+bool bind_socket(struct fault *f);
+bool await_init(int ctl, int *disk_fd, struct fault *f);
+int container_main(int argc, char **argv);
 void probe_serve(int conn, const struct json *request);
 
 void set_nonblocking(int fd, bool on);

@@ -30,6 +30,7 @@ bool box_parse(struct json *spec, struct fault *f) {
     const char *isolation = json_str(box.spec, "isolation");
     if (!box.id || !box.dir || !isolation) return fault_set(f, EINVAL, "launch: id, dir or isolation is missing");
     box.namespaces = !strcmp(isolation, "namespaces");
+    box.container = !strcmp(isolation, "container");
     box.uid = (uid_t)json_int(box.spec, "uid", 1000, 0, UINT32_MAX);
     box.gid = (gid_t)json_int(box.spec, "gid", 1000, 0, UINT32_MAX);
     box.uid_lock = -1;
@@ -39,8 +40,8 @@ bool box_parse(struct json *spec, struct fault *f) {
     box.disk_path = json_str(disk, "path");
     box.landlock = json_get(box.spec, "landlock");
     if (box.landlock && box.landlock->type != J_OBJ) box.landlock = NULL;
-    if (!box.disk_kind) return fault_set(f, EINVAL, "launch: disk.kind is missing");
-    if (!box.namespaces && !box.landlock) return fault_set(f, EINVAL, "launch: landlock is missing");
+    if (!box.disk_kind && !box.container) return fault_set(f, EINVAL, "launch: disk.kind is missing");
+    if (!box.namespaces && !box.container && !box.landlock) return fault_set(f, EINVAL, "launch: landlock is missing");
     if (!box.filter->n || box.filter->n % 8 || box.filter->n / 8 > 4096) return fault_set(f, EINVAL, "launch: no seccomp program");
     if (box.namespaces && !box.stage) return fault_set(f, EINVAL, "launch: stage is missing");
     return parse_user(json_get(box.spec, "user"), f);
@@ -107,7 +108,7 @@ bool box_make_cgroups(struct fault *f) {
         if (!dir) return fault_set(f, EINVAL, "launch: cgroups[].dir is missing");
         if (mkdir(dir, 0755)) return fault_set(f, errno, "mkdir cgroup");
         box.cgroup_fds[box.ncgroups] = -1;
-        box.cgroups[box.ncgroups++] = dir;
+        box.usage_dirs[box.nusage++] = box.cgroups[box.ncgroups++] = dir;
         cleanup_fd int d = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
         const struct json *set = json_get(c, "set");
         for (const struct json *s = set ? set->child : NULL; s; s = s->next) {

@@ -67,7 +67,7 @@ static bool enforce(int ruleset, struct fault *f) {
 bool landlock_apply(struct fault *f) {
     uint64_t handled;
     cleanup_fd int ruleset = box.landlock ? new_ruleset(&handled, json_bool(box.landlock, "scope", true)) : -1;
-    if (ruleset < 0) return box.namespaces || fault_set(f, errno, "landlock ruleset"); /* else it is all there is */
+    if (ruleset < 0) return box.namespaces || box.container || fault_set(f, errno, "landlock ruleset"); /* else it is all there is */
     if (box.namespaces) { /* pid 1 must go on seeing its processes; this procfs is attached where no path leads */
         struct ll_rule rule = {LL_READ_FILE | LL_READ_DIR, sweep_proc()};
         if (syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule for procfs");
@@ -188,6 +188,7 @@ bool confine_keeper(struct fault *f) {
         ok = ok && allow_parent(ruleset, handled, box.dir, f) && allow_parent(ruleset, handled, box.disk_path, f);
         ok = ok && (!box.spool || allow(ruleset, handled, box.spool, "keep", f));
         for (int i = 0; i < box.ncgroups; i++) ok = ok && allow_parent(ruleset, handled, box.cgroups[i], f);
+        ok = ok && (!box.container || (allow(ruleset, handled, "/sys/fs/cgroup", "r", f) && allow(ruleset, handled, box.dir, "keep", f)));
         ok = ok && allow(ruleset, handled, "/dev/null", "dev", f) && allow(ruleset, handled, "/proc", "r", f) && enforce(ruleset, f);
     }
     return ok && filter_keeper(f);

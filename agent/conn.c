@@ -19,6 +19,13 @@ void conn_free(struct conn *c) {
     free(c);
 }
 
+/* In a container programs share our file system: the socket's folder is closed to them, and this is the second lock. */
+static bool is_program(int fd) {
+    struct ucred peer;
+    socklen_t n = sizeof peer;
+    return box.container && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) && peer.uid == box.uid;
+}
+
 void conn_accept(void) {
     for (;;) {
         int fd = accept4(keeper.listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -26,7 +33,7 @@ void conn_accept(void) {
             if (errno == EMFILE || errno == ENFILE) usleep(5000); /* rather wait than spin on a listener we cannot serve */
             return;
         }
-        if (keeper.nconns >= MAX_CONNS) { close(fd); continue; }
+        if (keeper.nconns >= MAX_CONNS || is_program(fd)) { close(fd); continue; }
         struct conn *c = xrealloc(NULL, sizeof *c);
         *c = (struct conn){.fd = fd, .listener = -1, .peer = -1, .next = keeper.conns};
         keeper.conns = c;

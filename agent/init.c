@@ -239,8 +239,9 @@ static void make_socket(const struct ctl *m) {
     const struct sockaddr *a = m->kind == 2 ? (struct sockaddr *)&a6 : (struct sockaddr *)&a4;
     socklen_t n = m->kind == 2 ? sizeof a6 : sizeof a4;
     int on = 1;
-    cleanup_fd int s = box.namespaces ? socket(a->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0) : -1;
-    if (s < 0) reply.err = box.namespaces ? errno : EOPNOTSUPP;
+    bool own = box.namespaces || box.container;
+    cleanup_fd int s = own ? socket(a->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0) : -1;
+    if (s < 0) reply.err = own ? errno : EOPNOTSUPP;
     else if (m->kind == 1) {
         setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
         if (bind(s, a, n) || listen(s, 64)) reply.err = errno;

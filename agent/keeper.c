@@ -163,7 +163,7 @@ static void serve(const struct watch *w, short events) {
     case W_LISTENER: conn_accept(); break;
     case W_CTL: hear_init(); break;
     case W_SIGNALS:
-        (void)!read(keeper.signals, &s, sizeof s);
+        if (read(keeper.signals, &s, sizeof s) == sizeof s && s.ssi_signo == SIGTERM) shut_down(NULL);
         break;
     case W_EXEC:
         if (!exec_known(e)) break; /* released by an earlier event of this round */
@@ -226,6 +226,7 @@ void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
     set_nonblocking(keeper.ctl, true);
     sigemptyset(&mask);
     sigaddset(&mask, SIGCHLD);
+    if (box.container) sigaddset(&mask, SIGTERM); /* the engine's way to ask */
     sigprocmask(SIG_BLOCK, &mask, NULL);
     keeper.signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     for (int i = 0; i < box.ncgroups; i++) drop_fd(&box.cgroup_fds[i]);
@@ -236,9 +237,9 @@ void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
     struct buf b = {0};
     buf_printf(&b, "{\"pid\":%d,\"init\":%d,\"uid_base\":%u,\"started_ms\":%.3f}", (int)getpid(), (int)init, box.uid_base,
                now_ms() - box.started);
-    bool answered = frame_json(launcher, F_REPLY, &b);
+    bool answered = launcher < 0 || frame_json(launcher, F_REPLY, &b); /* an engine does not ask */
     buf_free(&b);
-    close(launcher);
+    drop_fd(&launcher);
     if (!answered) shut_down(NULL); /* whoever asked is gone: a box nobody knows of must not live */
     look_at = now_ms() + LOOK_EVERY;
     loop();

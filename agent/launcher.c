@@ -38,7 +38,7 @@ static bool box_address(const char *dir, struct sockaddr_un *a) {
     return (size_t)snprintf(a->sun_path, sizeof a->sun_path, "%s/agent.sock", dir) < sizeof a->sun_path;
 }
 
-static bool bind_socket(struct fault *f) {
+bool bind_socket(struct fault *f) {
     struct sockaddr_un a;
     if (!box_address(box.dir, &a)) return fault_set(f, ENAMETOOLONG, "agent.sock");
     keeper.listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -69,7 +69,7 @@ static pid_t start_init(int ctl, struct fault *f) {
 }
 
 /* Tells pid 1 to go and waits until its root stands. */
-static bool await_init(int ctl, int *disk_fd, struct fault *f) {
+bool await_init(int ctl, int *disk_fd, struct fault *f) {
     struct ctl m = {.command = C_GO};
     struct timeval patience = {15, 0}; /* a file system of the host may hang */
     int nfds = 1;

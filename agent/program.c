@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
+#include <sys/fsuid.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -70,6 +71,9 @@ static bool open_terminal(const struct json *request, int stdio[3], struct fault
     int zero = 0, number;
     struct winsize size = {.ws_row = (unsigned short)json_int(request, "rows", 24, 0, UINT16_MAX)};
     size.ws_col = (unsigned short)json_int(request, "cols", 80, 0, UINT16_MAX);
+    uid_t uid = box.uid + (box.user_mode == USER_UID ? box.uid_base : 0);
+    bool other = box.user_mode == USER_RANGE || box.user_mode == USER_UID;
+    if (other) setfsuid(uid); /* whose the terminal is */
     cleanup_fd int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
     char path[32];
     if (master < 0 || ioctl(master, TIOCSPTLCK, &zero) || ioctl(master, TIOCGPTN, &number))
@@ -77,8 +81,7 @@ static bool open_terminal(const struct json *request, int stdio[3], struct fault
     snprintf(path, sizeof path, "/dev/pts/%d", number);
     int slave = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (slave < 0) return fault_set(f, errno, "open %s", path);
-    uid_t uid = box.uid + (box.user_mode == USER_UID ? box.uid_base : 0);
-    if (box.user_mode == USER_RANGE || box.user_mode == USER_UID) (void)!fchown(slave, uid, (gid_t)-1);
+    if (other) setfsuid(geteuid());
     struct termios mode;
     if (!tcgetattr(slave, &mode)) {
         mode.c_iflag |= IUTF8;

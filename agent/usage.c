@@ -16,8 +16,8 @@ static bool read_file(const char *dir, const char *name, char *text, size_t room
 /* The first of our cgroups that has this file; a value behind `key`, or the whole content. */
 static bool cgroup_value(const char *name, const char *key, double *value) {
     char text[8192];
-    for (int i = 0; i < box.ncgroups; i++) {
-        if (!read_file(box.cgroups[i], name, text, sizeof text)) continue;
+    for (int i = 0; i < box.nusage; i++) {
+        if (!read_file(box.usage_dirs[i], name, text, sizeof text)) continue;
         char *p = text;
         if (key) {
             size_t n = strlen(key);
@@ -44,8 +44,8 @@ static bool io_bytes(double *rd, double *wr) {
     bool any = false;
     const char *name = box.cgroup_version == 2 ? "io.stat" : "blkio.throttle.io_service_bytes";
     *rd = *wr = 0;
-    for (int i = 0; i < box.ncgroups; i++) {
-        if (!read_file(box.cgroups[i], name, text, sizeof text)) continue;
+    for (int i = 0; i < box.nusage; i++) {
+        if (!read_file(box.usage_dirs[i], name, text, sizeof text)) continue;
         any = true;
         for (char *p = text; (p = strpbrk(p, "rwRW")); p++) {
             if (!strncmp(p, "rbytes=", 7)) *rd += strtod(p + 7, NULL);
@@ -69,7 +69,8 @@ void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, u
     if (v2 ? cgroup_value("cpu.stat", "usage_usec", &cpu) : cgroup_value("cpuacct.usage", NULL, &cpu)) cpu /= v2 ? 1e3 : 1e6;
     cgroup_value(v2 ? "memory.current" : "memory.usage_in_bytes", NULL, &memory);
     known_peak = cgroup_value(v2 ? "memory.peak" : "memory.max_usage_in_bytes", NULL, &peak);
-    if (cgroup_value("pids.current", NULL, &count) && count >= 1 && forker_wanted()) count--;
+    /* in a container our own are members, too: what was counted by name is nearer */
+    if (!box.container && cgroup_value("pids.current", NULL, &count) && count >= 1 && forker_wanted()) count--;
     bool disk = disk_fd >= 0 && !fstatfs(disk_fd, &fs);
     buf_add(b, "{", 1);
     field(b, "cpu_ms", true, cpu);
