@@ -21,7 +21,7 @@ import structlog
 from capsule.errors import CapsuleError, NotSupportedError, UnavailableError
 from capsule.link.unix import NobodyListensError, connect_unix
 from capsule.model import Handle, Isolation, Limits, SandboxId, SandboxSpec, Template, Unenforced
-from capsule.providers.cleanup import finish
+from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import Box, ByteStream, Capabilities, Provider
 from capsule.providers.local import plan, probe, records, seccomp
 from capsule.providers.local.cores import Cores
@@ -107,7 +107,8 @@ class LocalProvider(Provider):
         records.create(parts.dir, record)
         engine.cores.take(sandbox_id, parts.cpus)
         try:
-            reply = await self._launcher.launch(request, filter_)
+            # Milliseconds. To remove half a box while the agent goes on making it is a race.
+            reply = await to_the_end(self._launcher.launch(request, filter_))
         except BaseException as exc:
             engine.cores.release(sandbox_id)
             await finish(
