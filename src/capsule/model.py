@@ -94,13 +94,11 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """All a provider needs to launch a box."""
+    """All a provider needs to launch a box. Environments are no part of it: each exec has one."""
 
     template: Template
     limits: Limits
-    env: Mapping[str, str] = field(default_factory=dict)
     hostname: str = "capsule"
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 
 from capsule.errors import UnavailableError
 from capsule.link.protocol import ProtocolError
+from capsule.model import Template
 from capsule.providers.contract import Provider
 from capsule.providers.fake import (
     DiesAtLaunch,
@@ -33,7 +34,7 @@ async def real(data_dir: Path, run_dir: Path, agent_binary: Path) -> AsyncIterat
 
 
 def launcher(provider: Provider) -> Launcher:
-    return Launcher(provider, f"c{id(provider):x}-")
+    return Launcher(provider, f"c{id(provider):x}-", Template("crooked"))
 
 
 async def test_a_slow_launch_still_works(real: Provider) -> None:

@@ -24,7 +24,7 @@ from capsule.link.protocol import (
     load,
     pack,
 )
-from capsule.providers.contract import ByteStream
+from capsule.link.stream import ByteStream
 
 Connect = Callable[[], Awaitable[ByteStream]]
 Explain = Callable[[Mapping[str, Any]], CapsuleError]

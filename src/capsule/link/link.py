@@ -31,9 +31,9 @@ from capsule.link.files import FileReader, Listing, explain_path
 from capsule.link.parse import exec_info, field, file_stat, usage
 from capsule.link.protocol import Channel, FrameType, pack
 from capsule.link.requests import exec_body, explain_exec
+from capsule.link.stream import ByteStream
 from capsule.link.watch import Change
 from capsule.model import ExecId, ExecInfo, ExecRequest, FileStat, Stream, Usage
-from capsule.providers.contract import ByteStream
 
 _INLINE_INPUT = 64 * 1024
 

@@ -19,7 +19,7 @@ from capsule.link.conversation import (
 from capsule.link.errors_map import to_error
 from capsule.link.parse import field
 from capsule.link.protocol import FrameType
-from capsule.providers.contract import ByteStream
+from capsule.link.stream import ByteStream
 
 _QUIET = 20.0
 

@@ -1,4 +1,9 @@
-"""What a provider is: it brings up a box with our agent in it, and gets rid of it."""
+"""What a provider is: it brings up a box with our agent in it, and gets rid of it.
+
+How to write one is in docs/providers.md; `capsule.testing.suite` tells whether it is right. Only
+CapsuleErrors leave a provider: whatever a backend raises is translated here. A caller may cancel
+any of these calls at any time.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
+from capsule.link.stream import ByteStream
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
 
-
-class ByteStream(Protocol):
-    """A connection to an agent. `link` cannot tell a Unix socket from a Docker attach."""
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        """At least one byte; b"" at the end of the stream. Raises UnavailableError if it broke."""
-
-    async def send(self, data: bytes) -> None:
-        """Returns when the transport has taken the bytes (backpressure)."""
-
-    async def aclose(self) -> None:
-        """Idempotent."""
+__all__ = ["Box", "ByteStream", "Capabilities", "Finding", "Pausable", "Provider"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +49,18 @@ class Box(abc.ABC):
 
     @abc.abstractmethod
     async def connect(self) -> ByteStream:
-        """A fresh byte stream to the agent; callable again after the last one broke.
+        """A fresh byte stream to the agent, one for each operation: hundreds may be open at once.
 
-        Raises UnavailableError when the box does not answer.
+        Quick: every exec waits for it. Raises UnavailableError when the box does not answer.
         """
 
     @abc.abstractmethod
     async def destroy(self) -> None:
-        """Idempotent. Returns when no process, mount, cgroup, volume or address is left."""
+        """Returns when no process, mount, cgroup, volume or address is left.
+
+        Idempotent, also when called twice at once. Raises UnavailableError when something is left;
+        then the box is still in `owned`, and it is called again.
+        """
 
 
 class Provider(abc.ABC):
@@ -71,35 +70,51 @@ class Provider(abc.ABC):
 
     @abc.abstractmethod
     async def open(self) -> None:
-        """Called once before anything else. Raises UnavailableError when it cannot work here."""
+        """Called once, before anything but `probe`.
+
+        Raises UnavailableError when it cannot work here; `aclose` is called all the same.
+        """
 
     @abc.abstractmethod
     async def aclose(self) -> None:
-        """Let go of what the provider itself holds. Boxes go on running."""
+        """Let go of what the provider itself holds. Boxes go on running. Idempotent."""
 
     @abc.abstractmethod
     async def probe(self) -> Capabilities:
-        """What this host can do; for each thing it cannot, the reason and the fix."""
+        """What this host can do; for each thing it cannot, the reason and the fix. Also before
+        `open`: this is what `capsule doctor` asks."""
 
     @abc.abstractmethod
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
         """Start a box. On return its agent has answered; on any failure nothing is left behind.
 
-        Raises NotFoundError (the image, an interpreter), CapacityError, UnavailableError,
-        NotSupportedError (something in the spec that this provider cannot do).
+        A failure includes being cancelled. Until it is gone, what there is of the box is in
+        `owned`, from before its first part exists: a server may be killed at any point.
+
+        Raises ConflictError (the id is in use), NotFoundError (the image, an interpreter),
+        CapacityError, NoSpaceError, UnavailableError, NotSupportedError (something in the spec that
+        this provider cannot do).
         """
 
     @abc.abstractmethod
     async def adopt(self, handle: Handle) -> Box | None:
-        """Take up a box that outlived a server restart. None: it is gone."""
+        """Take up a box that outlived a server restart, or that seems dead. None: it is gone.
+
+        None ends the sandbox, so doubt is not None: raises UnavailableError when this cannot be
+        told now. May be called for a box that is in use, which it does not disturb.
+        """
 
     @abc.abstractmethod
     def owned(self) -> AsyncIterator[Handle]:
-        """Every box that carries our label, recorded or not. The reaper's only source."""
+        """Every box of this server, recorded or not, half made or half removed. The reaper's only
+        source. Other servers' boxes on the same host are not among them."""
 
     @abc.abstractmethod
     async def discard(self, handle: Handle) -> None:
-        """Remove whatever is left of a box that cannot be adopted. Idempotent."""
+        """Remove whatever is left of a box that is not, or cannot be, adopted.
+
+        As `destroy`, but from the handle alone. What never was is fine.
+        """
 
 
 @runtime_checkable

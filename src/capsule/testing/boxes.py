@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +12,8 @@ from capsule.errors import CapsuleError, ConflictError, NotFoundError, Unavailab
 from capsule.link import AgentLink
 from capsule.link.conversation import GREETING
 from capsule.link.protocol import FrameType, pack
-from capsule.model import ExecId, Handle, Isolation, Stream, Template
-from capsule.providers.contract import Provider
+from capsule.model import ExecId, Handle, Isolation, Stream
+from capsule.providers.contract import ByteStream, Provider
 from capsule.testing.harness import (
     Launcher,
     Leftovers,
@@ -21,7 +23,6 @@ from capsule.testing.harness import (
     opened,
     owned,
     read_until,
-    spec,
     stored,
     until,
 )
@@ -33,6 +34,16 @@ class TestLifecycle:
         assert found.provider == provider.name
         assert found.usable and found.isolation is not Isolation.NONE
         assert all(finding.fix for finding in found.findings if not finding.ok)
+
+    async def test_the_host_can_be_asked_before_anything_is_opened(
+        self, new_provider: NewProvider
+    ) -> None:
+        made = new_provider()
+        try:
+            assert (await made.probe()).provider == made.name
+        finally:
+            await made.aclose()
+            await made.aclose()
 
     async def test_a_launched_box_has_an_agent_that_answers(self, launch: Launcher) -> None:
         subject = await launch()
@@ -84,20 +95,20 @@ class TestLifecycle:
     async def test_an_id_is_taken_once(self, launch: Launcher) -> None:
         subject = await launch()
         with pytest.raises(ConflictError):
-            await launch.provider.launch(subject.box.handle.sandbox_id, spec())
+            await launch.provider.launch(subject.box.handle.sandbox_id, launch.spec())
         assert await subject.output("echo alive") == "alive"
 
     async def test_an_id_is_free_again_afterwards(self, launch: Launcher) -> None:
         subject = await launch()
         await subject.link.write("file", b"x")
         await subject.box.destroy()
-        again = Subject(await launch.provider.launch(subject.box.handle.sandbox_id, spec()))
+        again = Subject(await launch.provider.launch(subject.box.handle.sandbox_id, launch.spec()))
         assert await again.entries() == {}
 
     async def test_a_missing_interpreter_is_not_found(self, launch: Launcher) -> None:
-        template = Template("impossible", needs=("sh", "no-such-interpreter"))
+        launch.template = replace(launch.template, needs=("sh", "no-such-interpreter"))
         with pytest.raises(NotFoundError, match="no-such-interpreter"):
-            await launch.provider.launch(launch.new_id(), spec(template))
+            await launch()
         assert await owned(launch.provider) == []
 
     async def test_boxes_launched_at_once_share_nothing(self, launch: Launcher) -> None:
@@ -110,11 +121,14 @@ class TestLifecycle:
         await asyncio.gather(*(subject.box.destroy() for subject in subjects))
         assert await owned(launch.provider) == []
 
-    @pytest.mark.parametrize("turns", [1, 2, 3, 5, 8, 13, 21, 34])
-    async def test_a_cancelled_launch_leaves_nothing(self, launch: Launcher, turns: int) -> None:
+    @pytest.mark.parametrize("part", [0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0])
+    async def test_a_cancelled_launch_leaves_nothing(self, launch: Launcher, part: float) -> None:
+        began = time.monotonic()
+        usual = await launch()
+        lasted = time.monotonic() - began
+        await usual.box.destroy()
         task = asyncio.create_task(launch())
-        for _ in range(turns):
-            await asyncio.sleep(0.0005)
+        await asyncio.sleep(part * lasted)
         task.cancel()
         try:
             subject = await task
@@ -157,6 +171,15 @@ class TestAdoption:
         box = await launch.provider.adopt(stored(subject.box.handle))
         assert box is not None
         assert await Subject(box).output("echo adopted") == "adopted"
+
+    async def test_adopting_a_box_in_use_does_not_disturb_it(self, launch: Launcher) -> None:
+        subject = await launch()
+        async with await subject.start("cat", stdin=True) as stream:
+            for _ in range(3):
+                assert await launch.provider.adopt(subject.box.handle) is not None
+            await stream.send(b"still here\n")
+            await read_until(stream, b"still here")
+        assert len(await owned(launch.provider)) == 1
 
     async def test_what_is_gone_is_not_adopted(self, launch: Launcher) -> None:
         subject = await launch()
@@ -228,22 +251,44 @@ class TestConnections:
         async with await subject.start("cat", stdin=True) as bystander:
             stream = await subject.box.connect()
             await stream.send(noise)
-            answered = await self.until_closed(stream.receive)
+            answered = await self.until_closed(stream)
             await stream.aclose()
             assert answered or len(noise) < 16, "an agent says why it hangs up"
             await bystander.send(b"still here\n")
             await read_until(bystander, b"still here")
         assert await subject.output("echo alive") == "alive"
 
-    async def until_closed(self, receive: object) -> bytes:
+    async def until_closed(self, stream: ByteStream) -> bytes:
         seen = b""
         try:
             async with asyncio.timeout(1):
-                while chunk := await receive():  # type: ignore[operator]
+                while chunk := await stream.receive():
                     seen += chunk
         except (TimeoutError, CapsuleError):
             pass
         return seen
+
+    async def test_a_cancelled_receive_loses_no_byte(self, subject: Subject) -> None:
+        stream = await subject.box.connect()
+        await stream.send(GREETING)
+        received = b""
+        for timeout in (0.0, 0.001, 0.01, 1.0):
+            try:
+                async with asyncio.timeout(timeout):
+                    received += await stream.receive(1)
+            except TimeoutError:
+                pass
+        while len(received) < len(GREETING):
+            received += await stream.receive(7)
+        assert received == GREETING
+        waiting = asyncio.create_task(stream.receive())
+        await asyncio.sleep(0)
+        for _ in range(2):
+            await stream.aclose()
+        with pytest.raises(UnavailableError):
+            await waiting
+        with pytest.raises(UnavailableError):
+            await stream.send(GREETING)
 
     async def test_idle_connections_do_not_keep_others_out(self, subject: Subject) -> None:
         idle = [await subject.box.connect() for _ in range(50)]

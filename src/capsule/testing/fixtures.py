@@ -1,7 +1,7 @@
 """The fixtures behind the conformance tests.
 
-Yours is `new_provider`, and `leftovers` if you can see more of a box than the contract shows; the
-rest is made from these.
+Yours is `new_provider`; also `template`, if boxes of yours do not start from the host's own system,
+and `leftovers`, if you can see more of a box than the contract shows. The rest is made from these.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from capsule.model import Template
 from capsule.providers.contract import Provider
 from capsule.testing.harness import Launcher, Leftovers, NewProvider, Subject, opened
 
@@ -19,6 +20,12 @@ from capsule.testing.harness import Launcher, Leftovers, NewProvider, Subject, o
 @pytest.fixture
 def new_provider() -> NewProvider:
     raise NotImplementedError("define a fixture `new_provider` beside the imported tests")
+
+
+@pytest.fixture
+def template() -> Template:
+    """What boxes start from: a system with sh, bash, python3, and the usual small programs."""
+    return Template("conformance")
 
 
 @pytest.fixture
@@ -33,8 +40,8 @@ async def provider(new_provider: NewProvider) -> AsyncIterator[Provider]:
 
 
 @pytest_asyncio.fixture
-async def launch(provider: Provider) -> Launcher:
-    return Launcher(provider, f"t{uuid.uuid4().hex[:10]}-")
+async def launch(provider: Provider, template: Template) -> Launcher:
+    return Launcher(provider, f"t{uuid.uuid4().hex[:10]}-", template)
 
 
 @pytest_asyncio.fixture

@@ -203,24 +203,24 @@ def stored(handle: Handle) -> Handle:
     return replace(handle, data=json.loads(json.dumps(dict(handle.data))))
 
 
-def spec(template: Template | None = None, **limits: Any) -> SandboxSpec:
-    return SandboxSpec(template or Template("conformance"), replace(LIMITS, **limits))
-
-
 class Launcher:
     """Launches boxes with ids of their own, so that parallel runs do not meet."""
 
-    def __init__(self, provider: Provider, prefix: str) -> None:
+    def __init__(self, provider: Provider, prefix: str, template: Template) -> None:
         self.provider = provider
+        self.template = template
         self._prefix = prefix
         self._count = 0
+
+    def spec(self, **limits: Any) -> SandboxSpec:
+        return SandboxSpec(self.template, replace(LIMITS, **limits))
 
     def new_id(self) -> SandboxId:
         self._count += 1
         return SandboxId(f"{self._prefix}{self._count}")
 
     async def __call__(self, **limits: Any) -> Subject:
-        return Subject(await self.provider.launch(self.new_id(), spec(**limits)))
+        return Subject(await self.provider.launch(self.new_id(), self.spec(**limits)))
 
 
 @asynccontextmanager

@@ -8,10 +8,8 @@ import time
 import pytest
 
 from capsule.link import ExecStream
-from capsule.model import Reason
+from capsule.model import MIB, Reason
 from capsule.testing.harness import Launcher, Subject, drain, until
-
-MIB = 1024 * 1024
 
 FORK_BOMB = (
     "import os\n"

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from capsule.errors import ConflictError, InvalidError, UnavailableError
-from capsule.providers.contract import ByteStream
+from capsule.link.stream import ByteStream
 from capsule.testing.harness import Subject, drain, read_until, until
 
 ECHO = """

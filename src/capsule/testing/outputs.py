@@ -9,10 +9,8 @@ import pytest
 
 from capsule.errors import CapsuleError, GoneError, InvalidError, NotFoundError
 from capsule.link import Gap, Output
-from capsule.model import ExecId, Reason, Stream
+from capsule.model import MIB, ExecId, Reason, Stream
 from capsule.testing.harness import Subject, drain, read_until, until
-
-MIB = 1024 * 1024
 
 
 class TestOutput:

@@ -6,15 +6,16 @@
     def new_provider():
         return lambda: MyProvider(...)
 
-Run it with pytest and pytest-asyncio in `asyncio_mode=auto`. What a box says it does not enforce is
-skipped with its own reason; any other deviation is a failure.
+Run it with pytest and pytest-asyncio in `asyncio_mode=auto`, and in a conftest.py beside it
+`pytest.register_assert_rewrite("capsule.testing")`. What a box says it does not enforce is skipped
+with its own reason; any other deviation is a failure. fixtures.py says what else can be yours.
 """
 
 from __future__ import annotations
 
 from capsule.testing.boxes import TestAdoption, TestConnections, TestLifecycle
 from capsule.testing.files import TestAtomicity, TestFullDisk, TestOddFiles, TestReadAndWrite
-from capsule.testing.fixtures import launch, leftovers, provider, subject
+from capsule.testing.fixtures import launch, leftovers, provider, subject, template
 from capsule.testing.killing import TestBackground, TestKill, TestSignals
 from capsule.testing.limits import TestLimits, TestStress, TestUsage
 from capsule.testing.networking import TestDial, TestListen
@@ -55,4 +56,5 @@ __all__ = [
     "leftovers",
     "provider",
     "subject",
+    "template",
 ]
