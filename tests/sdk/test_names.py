@@ -133,6 +133,16 @@ def test_what_the_server_refuses_names_the_path_as_it_was_given(capsule: Capsule
         capsule.stat(ODD)
 
 
-def test_a_move_that_the_server_cannot_express_says_so(capsule: Capsule) -> None:
+def test_what_the_server_takes_as_text_only_says_so(capsule: Capsule, tmp_path: Path) -> None:
+    """Sent all the same it would be taken for another name, and a folder be made under that."""
+    (tmp_path / "d").mkdir()
+    capsule.mkdir(ODD)
     with pytest.raises(NotSupportedError, match=r"^target="):
         capsule.move("x", ODD)
+    with pytest.raises(NotSupportedError, match=r"^path=.*the folder above"):
+        capsule.upload(tmp_path / "d", ODD)
+    with pytest.raises(NotSupportedError, match=r"^path=.*the folder above"):
+        capsule.download(ODD, tmp_path / "copy")
+    with pytest.raises(NotSupportedError, match=r"^path=.*the folder above"):
+        next(capsule.watch(ODD))
+    assert [entry.name_bytes for entry in capsule.list_dir()] == [ODD]

@@ -119,11 +119,9 @@ class FileMethods:
     def move(self, source: RemotePath, target: RemotePath, *, overwrite: bool = True) -> Flow[None]:
         """Move or rename; `overwrite=False` raises ConflictError where `target` exists."""
         given = {"source": source, "target": target}
-        params = {
-            "from": _text(source, "source"),
-            "to": _text(target, "target"),
-            "overwrite": overwrite,
-        }
+        hint = "copy it: read_file, write_file, remove"
+        from_, to = _text(source, "source", hint), _text(target, "target", hint)
+        params = {"from": from_, "to": to, "overwrite": overwrite}
         yield from self._rpc("move", params, repeatable=False, arguments=given)
 
     @method
@@ -151,6 +149,7 @@ class FileMethods:
         if (yield from work(source.is_dir)):
             skipped: list[str] = []
             body = _counted(pack(source, skipped), progress)
+            query["path"] = _text(target, "path", "upload the folder above it")
             reply = yield from self._put("archive", query, given, body)
             return Transfer(reply["files"], reply["bytes"], tuple(skipped))
         found = yield from work(source.stat)
@@ -189,7 +188,8 @@ class FileMethods:
         return Transfer(1, size)
 
     def _download_folder(self, path: RemotePath, target: Path, report: Progress) -> Flow[Transfer]:
-        handle = yield from self._open("archive", {"path": path_bytes(path)}, {"path": path})
+        place = _text(path, "path", "download the folder above it")
+        handle = yield from self._open("archive", {"path": place}, {"path": path})
         unpacker = Unpacker(target)
         try:
             while chunk := (yield Read(handle)):
@@ -202,7 +202,8 @@ class FileMethods:
     @iterator
     def watch(self, path: RemotePath = WORKSPACE, *, recursive: bool = False) -> Emitting[Change]:
         """Changes below a folder while they happen, until you stop iterating."""
-        query = {"path": path_bytes(path), "recursive": recursive}
+        place = _text(path, "path", "watch the folder above it, with recursive=True")
+        query = {"path": place, "recursive": recursive}
         handle = yield from self._open("watch", query, {"path": path})
         decoder = Decoder()
         while chunk := (yield Read(handle)):
@@ -328,14 +329,16 @@ def _counted(body: Iterable[bytes], progress: Progress | None) -> Iterator[bytes
             progress(len(chunk))
 
 
-def _text(path: RemotePath, name: str) -> str:
+def _text(path: RemotePath, name: str, hint: str) -> str:
+    """For what the server takes as text only: it would take another path for this one."""
     try:
         return path_bytes(path, name).decode()
     except UnicodeDecodeError:
         raise NotSupportedError(
-            f"{name}={brief(path)} is not UTF-8, and the server moves no such names",
-            hint="copy it: read_file, write_file, remove",
+            f"{name}={brief(path)} is not UTF-8, and the server takes only text for this",
+            hint=hint,
             field=name,
+            value=path,
         ) from None
 
 
