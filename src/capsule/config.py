@@ -29,7 +29,7 @@ RUN_DIR_MAX = 70
 API_KEY_MIN = 16
 
 # Variables with our prefix that are no settings of the server. Kubernetes invents the last two for
-# a Service that is called `capsule`.
+# a Service that is called `capsule`, and CAPSULE_PORT=tcp://….
 _FOREIGN = ("CAPSULE_CONFIG", "CAPSULE_AGENT", "CAPSULE_URL", "CAPSULE_API_KEY")
 _FOREIGN_PREFIXES = ("CAPSULE_TEST_", "CAPSULE_BENCH_", "CAPSULE_SERVICE_", "CAPSULE_PORT_")
 
@@ -324,6 +324,8 @@ def _read_env(env: Mapping[str, str]) -> dict[str, Any]:
     limits = {f"MAX_LIMITS_{name.upper()}": name for name in _LIMITS}
     for key, text in env.items():
         if not key.startswith(PREFIX) or key in _FOREIGN or key.startswith(_FOREIGN_PREFIXES):
+            continue
+        if key == "CAPSULE_PORT" and "://" in text:
             continue
         name = key.removeprefix(PREFIX)
         if name in limits:

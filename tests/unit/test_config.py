@@ -61,7 +61,7 @@ def test_overrides_beat_environment_beats_file(tmp_path: Path) -> None:
     [
         ({"CAPSULE_PROT": "1"}, "unknown setting in the environment: 'prot'.*did you mean port"),
         ({"CAPSULE_PORT": "99999"}, "setting port: '99999' is out of range, allowed: 0 to 65535"),
-        ({"CAPSULE_PORT": "tcp://10.0.0.1:80"}, "setting port: .* is not a whole number"),
+        ({"CAPSULE_PORT": "http"}, "setting port: .* is not a whole number"),
         ({"CAPSULE_PORT": "8080.5"}, "is not a whole number"),
         ({"CAPSULE_TTL": "nan"}, "setting ttl: 'nan' is not a time such as"),
         ({"CAPSULE_TTL": "-5"}, "setting ttl"),
@@ -143,6 +143,7 @@ def test_variables_of_others_are_left_alone() -> None:
             "CAPSULE_API_KEY": "k",
             "CAPSULE_AGENT": "/x",
             "CAPSULE_SERVICE_HOST": "10.0.0.1",
+            "CAPSULE_PORT": "tcp://10.0.0.1:80",
             "CAPSULE_PORT_8080_TCP": "tcp://x",
             "CAPSULE_TEST_SKIPS": "/x",
             "OTHER": "1",

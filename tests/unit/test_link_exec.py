@@ -521,6 +521,19 @@ async def test_input_nobody_reads_waits_as_long_as_the_agent_lives() -> None:
         await sending
 
 
+async def test_cancelled_input_leaves_no_task_behind() -> None:
+    async with ScriptedAgent(begun_then_mute) as agent:
+        exe = await agent.link().exec(request(timeout=0))
+        before = asyncio.all_tasks()
+        sending = asyncio.create_task(exe.send(bytes(8_000_000)))
+        await eventually(lambda: len(asyncio.all_tasks()) > len(before) + 1, what="it waits")
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert asyncio.all_tasks() <= before
+        await exe.aclose()
+
+
 @pytest.mark.parametrize("step", range(1, 12))
 async def test_cancelled_anywhere_nothing_is_left(step: int) -> None:
     """The exec is cancelled after each turn of the loop in which it has done something."""

@@ -152,6 +152,9 @@ class Conversation:
         except BaseException:
             sending.cancel()
             await self.stream.aclose()
+            await asyncio.wait({sending})
+            if not sending.cancelled():
+                sending.exception()  # seen: closing it was ours
             raise
         await sending
 

@@ -43,7 +43,6 @@ class FileReader:
         self._path = path
         self._idle = idle
         self._done = False
-
         self._received = 0
 
     def __aiter__(self) -> Self:
