@@ -310,6 +310,27 @@ async def test_hostile_archives_change_nothing_elsewhere(folder: Path) -> None:
             await service.files(id).stat("/tmp/evil")
 
 
+@pytest.mark.parametrize("target", ["/tmp/there", "/tmp/not-there"])
+async def test_a_file_of_an_archive_takes_the_place_of_its_link(folder: Path, target: str) -> None:
+    async with serving(folder) as service:
+        files = service.files((await service.create(CreateRequest())).id)
+        await files.write("/tmp/there", b"old")
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as made:
+            link, file = tarfile.TarInfo("x"), tarfile.TarInfo("x")
+            link.type, link.linkname, file.size = tarfile.SYMTYPE, target, 3
+            made.addfile(link)
+            made.addfile(file, io.BytesIO(b"new"))
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield out.getvalue()
+
+        await files.tar_in("/workspace", chunks())
+        assert (await files.stat("x")).type == "file"
+        assert [entry.name for entry in (await files.list("/tmp")).entries] == ["there"]
+        assert (await files.read_bytes("/tmp/there", limit=10)).data == b"old"
+
+
 async def test_an_archive_larger_than_the_disk_is_no_space(folder: Path) -> None:
     async with serving(folder) as service:
         id = (await service.create(CreateRequest(limits={"disk": 16 * MIB}))).id

@@ -254,6 +254,9 @@ class _Writer:
         path = f"{self._path}/{name}" if name else self._path
         if not name and header.type != tar.FOLDER:
             raise _refused(header.name, "has no name")
+        if name in self._links and header.type in (tar.FILE, tar.HARD_LINK):
+            await self._link.remove(path)  # in its place, not in the place it leads to
+            self._links.discard(name)
         match header.type:
             case tar.FILE:
                 content = source.content(header.size, header.name)
@@ -267,8 +270,6 @@ class _Writer:
             case _:
                 what = tar.SPECIAL.get(header.type, f"of an unknown type {header.type!r}")
                 raise _refused(header.name, f"is {what}")
-        if header.type == tar.FILE:
-            self._links.discard(name)
 
     async def _folder(self, path: str, mode: int) -> None:
         if path not in self._folders:
