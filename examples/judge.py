@@ -1,7 +1,6 @@
 """A tiny programming contest: many hostile solutions, one verdict each, all at once."""
 
 import asyncio
-import os
 
 from capsule_sdk import AsyncCapsuleClient, ExecResult
 
@@ -35,8 +34,7 @@ async def judge(client: AsyncCapsuleClient, name: str, code: str) -> str:
 
 
 async def main() -> None:
-    url = os.environ.get("CAPSULE_URL", "http://localhost:8080")
-    async with AsyncCapsuleClient(url) as client:
+    async with AsyncCapsuleClient() as client:  # at CAPSULE_URL, or http://localhost:8080
         for line in await asyncio.gather(*(judge(client, *each) for each in SOLUTIONS.items())):
             print(line)
 

@@ -1,10 +1,8 @@
 """Create a sandbox, run code, use its files. `make run` first, or name a server in CAPSULE_URL."""
 
-import os
-
 from capsule_sdk import CapsuleClient
 
-client = CapsuleClient(os.environ.get("CAPSULE_URL", "http://localhost:8080"))
+client = CapsuleClient()  # at CAPSULE_URL, or http://localhost:8080
 
 # The context manager deletes the sandbox at its end.
 with client.create("python") as capsule:

@@ -1,10 +1,8 @@
 """Follow a program's output while it runs, and type into it."""
 
-import os
-
 from capsule_sdk import CapsuleClient, Exit, Output
 
-client = CapsuleClient(os.environ.get("CAPSULE_URL", "http://localhost:8080"))
+client = CapsuleClient()  # at CAPSULE_URL, or http://localhost:8080
 
 with client.create("python") as capsule:
     slowly = "import time\nfor i in range(3):\n    print('tick', i)\n    time.sleep(0.1)"

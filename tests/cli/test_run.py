@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
+import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +184,21 @@ def test_a_reader_that_leaves_ends_it_quietly(cli: Cli) -> None:
     assert done.stdout == b"y\n"
     assert (cli.cwd / "code").read_text() == "141\n"
     assert (cli.cwd / "err").read_text() == ""
+    assert cli.leftovers() == []
+
+
+def test_a_reader_that_does_not_read_cannot_hold_it(cli: Cli) -> None:
+    with cli.popen("run", "while True: print('y' * 999)") as process:
+        assert process.stdout is not None
+        pipe = process.stdout.fileno()
+        size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+
+        def waiting() -> int:
+            return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+        wait_for(lambda: waiting() > size - select.PIPE_BUF, what="the pipe is full")
+        process.terminate()
+        assert process.wait(10) == 143
     assert cli.leftovers() == []
 
 

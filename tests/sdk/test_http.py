@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -103,6 +105,19 @@ async def test_async_calls_share_one_connection() -> None:
 def answer_and_close(connection: socket.socket, request: Request) -> bool:
     result(SANDBOX)(connection, request)
     return False
+
+
+def test_a_fork_has_connections_of_its_own() -> None:
+    forks = (
+        "import os, sys; from capsule_sdk import CapsuleClient\n"
+        "client = CapsuleClient(sys.argv[1]); client.get('x')\n"
+        "child = os.fork(); client.get('x')\n"
+        "child and os.waitpid(child, 0)"
+    )
+    with crooked_server(*[result(SANDBOX)] * 3) as server:
+        subprocess.run([sys.executable, "-c", forks, server.url], check=True, timeout=20)
+        assert len(server.requests) == 3
+        assert len(server.connections) == 2
 
 
 def test_a_connection_the_server_closed_meanwhile_is_not_used() -> None:

@@ -14,9 +14,8 @@ import sys
 from typing import Any, NoReturn
 
 from capsule.cli import show
+from capsule.cli.codes import BROKEN_PIPE, FAILED, INTERRUPTED, NOT_RUN, USAGE
 from capsule.errors import CapsuleError
-
-FAILED, USAGE, TIMED_OUT, NOT_RUN, INTERRUPTED, BROKEN_PIPE = 1, 2, 124, 125, 130, 141
 
 _RUNNERS = ("run", "exec")
 

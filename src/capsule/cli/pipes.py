@@ -1,6 +1,7 @@
-"""Our own standard streams, without blocking the event loop.
+"""Our own standard streams, without blocking the event loop and without threads.
 
-A pager that does not read must not keep Ctrl-C from working.
+A pager that does not read must not keep Ctrl-C or SIGTERM from working, and a thread in read() or
+write() could not be called back.
 """
 
 from __future__ import annotations
@@ -9,25 +10,27 @@ import asyncio
 import os
 import select
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 _CHUNK = 64 * 1024
 
 
 async def write(fd: int, data: bytes) -> None:
     """All of it. Raises BrokenPipeError when the reader has left."""
+    # A pipe that is ready has room for PIPE_BUF bytes, so that this much cannot block.
+    most = _CHUNK if stat.S_ISREG(os.fstat(fd).st_mode) else select.PIPE_BUF
     view = memoryview(data)
     while view:
-        # POLLOUT on a pipe promises room for PIPE_BUF bytes, so a small write cannot block.
-        if len(view) <= select.PIPE_BUF and _ready(fd, select.POLLOUT):
-            view = view[os.write(fd, view) :]
-        else:
-            view = view[await asyncio.to_thread(os.write, fd, view[:_CHUNK]) :]
+        if not _ready(fd):
+            loop = asyncio.get_running_loop()
+            await _until(loop.add_writer, loop.remove_writer, fd)
+        view = view[os.write(fd, view[:most]) :]
 
 
-def _ready(fd: int, event: int) -> bool:
+def _ready(fd: int) -> bool:
     poll = select.poll()
-    poll.register(fd, event)
+    poll.register(fd, select.POLLOUT)
     return bool(poll.poll(0))
 
 
@@ -37,23 +40,25 @@ async def read(fd: int) -> AsyncIterator[bytes]:
         while data := await asyncio.to_thread(os.read, fd, _CHUNK):
             yield data
         return
-    # epoll takes no regular files, but all else; a thread in read() could not be called back.
     loop = asyncio.get_running_loop()
     while True:
-        ready = loop.create_future()
-        try:
-            loop.add_reader(fd, _settle, ready)
-        except PermissionError:  # /dev/null and its like: never wait
-            data = os.read(fd, _CHUNK)
-        else:
-            try:
-                await ready
-            finally:
-                loop.remove_reader(fd)
-            data = os.read(fd, _CHUNK)
-        if not data:
+        await _until(loop.add_reader, loop.remove_reader, fd)
+        if not (data := os.read(fd, _CHUNK)):
             return
         yield data
+
+
+async def _until(add: Callable[..., Any], remove: Callable[[int], Any], fd: int) -> None:
+    """Until `fd` is ready. epoll takes no regular files, nor /dev/null: those never wait."""
+    ready = asyncio.get_running_loop().create_future()
+    try:
+        add(fd, _settle, ready)
+    except PermissionError:
+        return
+    try:
+        await ready
+    finally:
+        remove(fd)
 
 
 def _settle(ready: asyncio.Future[None]) -> None:

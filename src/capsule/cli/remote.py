@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from capsule.cli import show
+from capsule.cli.codes import FAILED, TIMED_OUT
 from capsule_sdk import (
     Capsule,
     CapsuleClient,
@@ -27,7 +28,6 @@ from capsule_sdk import (
     UnavailableError,
 )
 
-TIMED_OUT = 124
 _CHUNK = 64 * 1024
 
 
@@ -126,7 +126,7 @@ def remove(server: Server, ids: Sequence[str], *, all: bool, as_json: bool) -> i
                     print(id)
     if as_json:
         show.as_json({"deleted": deleted, "failed": failed})
-    return 1 if failed else 0
+    return FAILED if failed else 0
 
 
 def exec_program(server: Server, id: str, program: Program, *, as_json: bool) -> int:

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from capsule.catalog import load_catalog
 from capsule.cli import pipes, show
+from capsule.cli.codes import BROKEN_PIPE, SIGNALED, TIMED_OUT
 from capsule.cli.local import ephemeral_service
 from capsule.cli.source import Choice, Copy, Source, choose, find_copies, find_source
 from capsule.config import load_config
@@ -28,7 +29,6 @@ from capsule.model import WORKSPACE, Exit, Reason, Stream
 from capsule.service import CreateRequest, ExecCall, RunCall, Service
 from capsule.service.live import LiveExec
 
-TIMED_OUT, BROKEN_PIPE = 124, 141
 _MARGIN = 60.0  # what the sandbox lives beyond its program's timeout
 
 
@@ -71,7 +71,7 @@ async def _main(job: Job, source: Source, copies: Sequence[Copy]) -> int:
     except asyncio.CancelledError:
         if not ended_by:
             raise
-        return 128 + ended_by[0]
+        return SIGNALED + ended_by[0]
 
 
 async def _run(job: Job, source: Source, copies: Sequence[Copy]) -> int:

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, Protocol
 
 from capsule.cli import pipes, show, tty
+from capsule.cli.codes import FAILED, SIGNALED
 from capsule.cli.remote import Program, Server, conclude
 from capsule.errors import InvalidError
 from capsule_sdk import (
@@ -100,7 +101,9 @@ class Parting(NamedTuple):
     def code(self) -> int:
         if self.exit is not None:
             return self.exit.exit_code
-        return 1 if self.lost else 128 + self.part if self.part else 0
+        if self.lost:
+            return FAILED
+        return SIGNALED + self.part if self.part else 0
 
 
 async def _stay(capsule: AsyncCapsule, name: str) -> Parting:
@@ -162,7 +165,7 @@ async def _exec(server: Server, id: str, program: Program) -> int:
     if part != _LOST:
         print()
         show.note("left; the program goes on")
-        return 128 + part if part else 0
+        return SIGNALED + part if part else 0
     assert stream.exit is not None  # its output ended, and did not raise
     return conclude(stream.exit)
 

@@ -149,12 +149,6 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.update(task, advance=count)
 
 
-def pairs(values: Mapping[str, Any]) -> None:
-    width = max(len(key) for key in values)
-    for key, value in values.items():
-        print(f"{paint(key.ljust(width), BOLD)}  {value}")
-
-
 def exit_fields(exit: Any) -> dict[str, Any]:
     """How a program ended, in the words of the API."""
     body = dataclasses.asdict(exit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import select
 import socket
@@ -140,10 +141,13 @@ class Lines:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._idle: list[tuple[socket.socket, float]] = []
+        self._owner = os.getpid()
         self._closed = False
 
     def take(self, timeout: float) -> socket.socket:
         """A connection that is open, as far as one can know."""
+        if self._owner != os.getpid():
+            self._forget()
         while self._idle:
             with contextlib.suppress(IndexError):  # another thread was faster
                 line, since = self._idle.pop()
@@ -174,6 +178,12 @@ class Lines:
         if self._closed:  # meanwhile, by another thread
             self.close()
         return parser.answer
+
+    def _forget(self) -> None:
+        """After a fork: two processes on one connection would read each other's answers."""
+        idle, self._idle, self._owner = self._idle, [], os.getpid()
+        for line, _ in idle:
+            line.close()  # here only; the parent's stays open
 
     def close(self) -> None:
         self._closed = True
