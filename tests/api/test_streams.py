@@ -303,6 +303,18 @@ async def test_a_later_message_without_sense_closes_and_the_exec_goes_on(
     assert info.json()["running"] is True
 
 
+async def test_a_message_that_is_too_large_closes_and_the_exec_goes_on(api: Api, box: str) -> None:
+    async with socket_to(api, box) as socket:
+        await socket.send(json.dumps({"type": "start", "cmd": ["sleep", "60"]}))
+        exec_id = json.loads(await socket.recv())["exec_id"]
+        await socket.send(b"x" * (1024 * 1024 + 1))
+        _, closed = await until_closed(socket)
+    assert closed.rcvd is not None
+    assert closed.rcvd.code == 1009
+    info = await api.http.get(f"/v1/sandboxes/{box}/execs/{exec_id}")
+    assert info.json()["running"] is True
+
+
 async def test_the_end_of_the_sandbox_is_nobodys_fault(api: Api) -> None:
     box = (await api.rpc("create", template="bash"))["id"]
     async with socket_to(api, box) as socket:

@@ -266,7 +266,7 @@ class _Writer:
             case tar.SYMLINK:
                 await self._symlink(name, path, header.target)
             case tar.HARD_LINK:
-                await self._copy(self._checked(header.target), path, header)
+                await self._copy(self._checked(header.target), path)
             case _:
                 what = tar.SPECIAL.get(header.type, f"of an unknown type {header.type!r}")
                 raise _refused(header.name, f"is {what}")
@@ -291,7 +291,7 @@ class _Writer:
             await self._link.symlink(path, target)
         self._links.add(name)
 
-    async def _copy(self, source: str, path: str, header: Header) -> None:
+    async def _copy(self, source: str, path: str) -> None:
         """A hard link, which the agent has no word for."""
         async with self._link.read(f"{self._path}/{source}") as reader:
             await self._link.write(path, reader, mode=reader.mode & 0o777)
