@@ -29,6 +29,8 @@ def test_every_command_explains_itself_and_offers_json(cli: Cli, command: str) -
     assert done.code == 0
     assert "--json" in done.out
     assert f"capsule {command}" in done.out
+    words = " ".join(done.out.split())
+    assert ("--url" in words) == ("CAPSULE_URL" in words) == ("CAPSULE_API_KEY" in words)
 
 
 def test_help_lists_every_command(cli: Cli) -> None:

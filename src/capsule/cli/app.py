@@ -276,7 +276,8 @@ def template_ls(json: o.Json = False) -> int:
 
 @template.command("show")
 def template_show(
-    name: Annotated[str, typer.Argument(autocompletion=o.complete_template)], json: o.Json = False
+    name: Annotated[str, typer.Argument(help="A template.", autocompletion=o.complete_template)],
+    json: o.Json = False,
 ) -> int:
     """Everything about one template."""
     from capsule.cli import templates
@@ -298,7 +299,12 @@ def template_import(
 
 
 @template.command("rm")
-def template_rm(name: str, json: o.Json = False) -> int:
+def template_rm(
+    name: Annotated[
+        str, typer.Argument(help="An imported template.", autocompletion=o.complete_template)
+    ],
+    json: o.Json = False,
+) -> int:
     """Remove an imported template and its image."""
     from capsule.cli import templates
 

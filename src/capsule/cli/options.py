@@ -64,9 +64,16 @@ def complete_sandbox(incomplete: str) -> list[str]:
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Url = Annotated[
     str | None,
-    typer.Option("--url", help="The server. [env: CAPSULE_URL]  [default: http://localhost:8080]"),
+    typer.Option(
+        "--url", help="The server. Default: CAPSULE_URL, or http://localhost:8080.", metavar="URL"
+    ),
 ]
-ApiKey = Annotated[str | None, typer.Option("--api-key", help="[env: CAPSULE_API_KEY]")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", help="A key, where it wants one. Default: CAPSULE_API_KEY.", metavar="KEY"
+    ),
+]
 SandboxId = Annotated[
     str, typer.Argument(metavar="ID", help="The sandbox.", autocompletion=complete_sandbox)
 ]

@@ -117,6 +117,7 @@ async def _stay(capsule: AsyncCapsule, name: str) -> Parting:
             return Parting(part, "left")
         if terminal.code not in _COMES_BACK:
             return Parting(part, terminal.reason, terminal.exit)
+        print()
         show.note(f"{_COMES_BACK[terminal.code]}; coming back")
         await asyncio.sleep(_PAUSE)
 
