@@ -303,6 +303,22 @@ async def test_a_later_message_without_sense_closes_and_the_exec_goes_on(
     assert info.json()["running"] is True
 
 
+@pytest.mark.parametrize("later", [b"x", '{"type":"eof"}', '{"type":"signal","signal":"TERM"}'])
+async def test_who_came_to_listen_has_nothing_to_say(
+    api: Api, box: str, later: str | bytes
+) -> None:
+    exec_id = await started(api, box, ["sleep", "60"])
+    async with socket_to(api, box) as socket:
+        await socket.send(json.dumps({"type": "attach", "exec_id": exec_id, "input": False}))
+        await socket.recv()
+        await socket.send(later)
+        messages, closed = await until_closed(socket)
+    assert [(m["type"], m["code"]) for m in messages] == [("error", "invalid")]
+    assert "without input" in messages[0]["message"]
+    assert closed.rcvd is not None
+    assert closed.rcvd.code == 1008
+
+
 async def test_a_message_that_is_too_large_closes_and_the_exec_goes_on(api: Api, box: str) -> None:
     async with socket_to(api, box) as socket:
         await socket.send(json.dumps({"type": "start", "cmd": ["sleep", "60"]}))

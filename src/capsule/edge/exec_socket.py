@@ -4,7 +4,8 @@ The first message, JSON in text and due within a minute, says what it is about:
 
     {"type": "start", "cmd": …, …}      as the body of POST …/execs (also `code`, `tty`); stdin
                                         stays open unless "stdin_open" is false
-    {"type": "attach", "exec_id": "…", "stdout": 0, "stderr": 0}    go on, from these offsets
+    {"type": "attach", "exec_id": "…", "stdout": 0, "stderr": 0}    go on, from these offsets; with
+                                        "input": false only to listen
     both take "frames": "text" (the default) or "binary"
 
 From the server:

@@ -132,7 +132,7 @@ class Execs:
                 await self._sessions.learn(entry, job.session, job.request, stream.carry)
             await _remove_code(link, job)
 
-        live = self._live(entry, stream, permit)
+        live = self._live(entry, stream, permit=permit)
         if job.session is not None or job.program.path is not None or job.stdin:
             live.on_end(ended, self._left.spawn)
         if is_new and job.stdin and not stdin_open:
@@ -165,12 +165,23 @@ class Execs:
                 raise
             return await link.exec(job.request)
 
-    def _live(self, entry: Entry, stream: ExecStream, permit: Permit | None = None) -> LiveExec:
+    def _live(
+        self,
+        entry: Entry,
+        stream: ExecStream,
+        *,
+        permit: Permit | None = None,
+        listens: bool = False,
+    ) -> LiveExec:
         async def explain(error: UnavailableError) -> CapsuleError:
             return await self._access.pulse.explain(entry, error)
 
         return LiveExec(
-            stream, explain=explain, touch=lambda: self._access.touch(entry), permit=permit
+            stream,
+            explain=explain,
+            touch=lambda: self._access.touch(entry),
+            permit=permit,
+            listens=listens,
         )
 
     async def attach(
@@ -182,7 +193,7 @@ class Execs:
         visit = self._access.visit(id)
         async with visit as link:
             stream = await link.attach(known, stdout=stdout, stderr=stderr, input=input)
-        return self._live(visit.entry, stream)
+        return self._live(visit.entry, stream, listens=not input)
 
     async def list(self, id: str) -> Sequence[ExecInfo]:
         async with self._access.visit(id) as link:

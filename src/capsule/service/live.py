@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from capsule.errors import CapsuleError, UnavailableError
+from capsule.errors import CapsuleError, InvalidError, UnavailableError
 from capsule.link.exec_stream import ExecStream, Gap, Output
 from capsule.model import ExecId, Exit, Stream
 from capsule.service import validate
@@ -37,11 +37,13 @@ class LiveExec:
         explain: Explain,
         touch: Callable[[], None],
         permit: Permit | None = None,
+        listens: bool = False,
     ) -> None:
         self._stream = stream
         self._explain = explain
         self._touch = touch
         self._permit = permit
+        self._listens = listens  # and has no way in
         self._ended: Ended | None = None
         self._spawn: Spawn | None = None
         self._closed = False
@@ -101,18 +103,28 @@ class LiveExec:
             pass  # it ended without reading all; or its reader learns that the connection broke
 
     async def send(self, data: bytes) -> None:
-        self._touch()
-        await self._stream.send(data)
+        await self._way_in().send(data)
 
     async def send_eof(self) -> None:
-        await self._stream.send_eof()
+        await self._way_in().send_eof()
 
     async def signal(self, name: str) -> None:
-        await self._stream.signal(validate.signal(name))
+        await self._way_in().signal(validate.signal(name))
 
     async def resize(self, rows: int, cols: int) -> None:
         validate.screen(rows, cols)
-        await self._stream.resize(rows, cols)
+        await self._way_in().resize(rows, cols)
+
+    def _way_in(self) -> ExecStream:
+        """Raises InvalidError."""
+        if self._listens:
+            raise InvalidError(
+                f"exec {self.exec_id} was attached to without input",
+                hint="attach again, with input",
+                field="input",
+            )
+        self._touch()
+        return self._stream
 
     def _release(self) -> None:
         if self._permit is not None:
