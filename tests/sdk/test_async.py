@@ -50,6 +50,13 @@ def test_what_is_written_twice_takes_the_same_arguments(name: str) -> None:
     assert list(plain.values()) == list(awaited.values())
 
 
+@pytest.mark.parametrize("name", ["send", "recv", "resize"])
+def test_so_do_terminals(name: str) -> None:
+    plain = inspect.signature(getattr(Terminal, name)).parameters
+    awaited = inspect.signature(getattr(AsyncTerminal, name)).parameters
+    assert list(plain.values()) == list(awaited.values())
+
+
 async def test_run_files_and_streams(async_capsule: AsyncCapsule, tmp_path: Path) -> None:
     assert (await async_capsule.run("print(6 * 7)")).stdout == "42\n"
     await async_capsule.write_file("big", b"x" * 1_000_000)

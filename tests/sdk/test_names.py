@@ -146,3 +146,8 @@ def test_what_the_server_takes_as_text_only_says_so(capsule: Capsule, tmp_path: 
     with pytest.raises(NotSupportedError, match=r"^path=.*the folder above"):
         next(capsule.watch(ODD))
     assert [entry.name_bytes for entry in capsule.list_dir()] == [ODD]
+
+
+def test_the_root_can_be_listed(capsule: Capsule) -> None:
+    entries = {entry.name: entry for entry in capsule.list_dir("/")}
+    assert entries["workspace"].path_bytes == b"/workspace"

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
-from capsule_sdk import AsyncCapsule, Capsule, GoneError, NotFoundError, Terminal, UnavailableError
+from capsule_sdk import (
+    AsyncCapsule,
+    Capsule,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    Terminal,
+    UnavailableError,
+)
 from capsule_sdk._client import CapsuleClient
 from tests.support import free_port
 
@@ -105,3 +114,19 @@ async def test_the_async_one_does_the_same(async_capsule: AsyncCapsule) -> None:
         assert b"31 91" in said
         assert terminal.exit is not None
         assert terminal.exit.exit_code == 3
+
+
+async def test_nothing_in_time_is_a_timeout_there_too(async_capsule: AsyncCapsule) -> None:
+    async with asyncio.timeout(10), await async_capsule.connect_terminal() as terminal:
+        await terminal.send("echo ready\n")
+        with pytest.raises(TimeoutError):
+            while await terminal.recv(timeout=0.2):
+                pass
+        await terminal.send("exit\n")
+        assert [data async for data in terminal]
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "5", True])
+def test_a_timeout_that_is_none_is_refused(capsule: Capsule, timeout: Any) -> None:
+    with capsule.connect_terminal() as terminal, pytest.raises(InvalidError, match=r"^timeout="):
+        terminal.recv(timeout=timeout)

@@ -6,6 +6,7 @@ A path is text, bytes, or a PurePosixPath, absolute or relative to the workspace
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +34,14 @@ from ._landing import Landing
 from ._rpc import accepted, failure, naming, parse, persist, rpc
 from ._sse import Decoder
 from ._tar import Unpacker, pack
-from .errors import NotFoundError, NotSupportedError, TooLargeError, UnavailableError, from_json
+from .errors import (
+    ForbiddenError,
+    NotFoundError,
+    NotSupportedError,
+    TooLargeError,
+    UnavailableError,
+    from_json,
+)
 from .values import Change, FileInfo, Transfer, Written
 
 WORKSPACE = "/workspace"
@@ -238,15 +246,17 @@ class FileMethods:
                 limit=MOST_ENTRIES,
             )
         top = absolute(folder)
+        beyond = len(shown(top).rstrip("/")) + 1
         found: list[FileInfo] = []
         for entry in body["entries"]:
-            parent = posixpath.dirname(posixpath.relpath(entry["path"], shown(top)))
+            parent = entry["path"][beyond:].rpartition("/")[0]
             if "\ufffd" in parent:
                 continue
             info = FileInfo.from_json(entry, parent=posixpath.join(top, parent.encode()))
             found.append(info)
             if recursive and info.is_dir and "\ufffd" in info.name:
-                found += yield from self._list(info.path_bytes, True, given)
+                with contextlib.suppress(NotFoundError, ForbiddenError):  # as the server does
+                    found += yield from self._list(info.path_bytes, True, given)
         return found
 
     def _rpc(
@@ -290,7 +300,6 @@ class FileMethods:
         length: int | None = None,
         repeatable: bool = False,
     ) -> Flow[dict[str, Any]]:
-        """Sent once, unless told otherwise: a stream that was read from cannot be read again."""
         headers = {"Content-Type": "application/octet-stream"}
         if length is not None:
             headers["Content-Length"] = str(length)
@@ -298,7 +307,9 @@ class FileMethods:
         return parse((yield from self._send(call, given, repeatable=repeatable)))
 
     def _send(self, call: Call, given: Mapping[str, Any], *, repeatable: bool) -> Flow[Answer]:
-        retries = self._driver.target.retries if repeatable or not call.body else 0
+        # A stream that was read from cannot be read again.
+        whole = call.body is None or isinstance(call.body, bytes)
+        retries = self._driver.target.retries if whole else 0
         once = persist(lambda: _successful(call), retries=retries, repeatable=repeatable)
         return (yield from naming(once, given))
 

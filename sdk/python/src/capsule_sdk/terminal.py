@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import ssl
@@ -69,6 +70,13 @@ def _refused(error: Exception, target: Target, name: str) -> CapsuleError:
         f"cannot open a terminal at {target.shown}: {error or type(error).__name__}",
         hint="start the server with `capsule serve`, or set CAPSULE_URL to where it runs",
     )
+
+
+def _wait(timeout: float | None) -> float | None:
+    """What is left of a deadline may be below zero."""
+    if timeout is None:
+        return None
+    return max(0.0, number("timeout", timeout, "a number of seconds"))
 
 
 def _pieces(data: str | bytes) -> Iterator[bytes]:
@@ -145,11 +153,10 @@ class Terminal(_Ending):
 
         Raises TimeoutError when nothing came in `timeout` seconds.
         """
-        if timeout is not None:
-            timeout = max(0.0, number("timeout", timeout, "a number of seconds"))
+        wait = _wait(timeout)
         try:
             while True:
-                if data := self._hear(self._connection.recv(timeout)):
+                if data := self._hear(self._connection.recv(wait)):
                     return data
         except ConnectionClosed as error:
             self._over(error)
@@ -209,11 +216,17 @@ class AsyncTerminal(_Ending):
             self._over(error)
             self._check()
 
-    async def recv(self) -> bytes:
-        """The next output; b"" when the terminal has ended, and `reason` then says why."""
+    async def recv(self, timeout: float | None = None) -> bytes:
+        """The next output; b"" when the terminal has ended, and `reason` then says why.
+
+        Raises TimeoutError when nothing came in `timeout` seconds.
+        """
+        wait = _wait(timeout)
         try:
             while True:
-                if data := self._hear(await self._connection.recv()):
+                async with asyncio.timeout(wait):
+                    message = await self._connection.recv()
+                if data := self._hear(message):
                     return data
         except ConnectionClosed as error:
             self._over(error)
