@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,8 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from capsule.edge.shapes import parse
 from capsule.errors import InvalidError
@@ -383,6 +387,44 @@ def test_no_request_brings_the_server_down(
     assert 200 <= answer.status_code < 500, answer.text
     if answer.status_code >= 400 and verb != "HEAD":
         assert answer.json()["error"]["message"]
+
+
+OFTEN = st.sampled_from(["start", "attach", "input", "eof", "signal", "resize", "dance"])
+MESSAGES = st.one_of(
+    st.binary(max_size=20),
+    st.text(max_size=20),
+    st.fixed_dictionaries(
+        {"type": OFTEN},
+        optional={
+            "cmd": st.sampled_from(
+                [["sleep", "0.1"], ["true"], "exit 3", ["nosuchprogram"], [], 7]
+            ),
+            "exec_id": st.sampled_from(["e1", "", "../x", 5]),
+            "data": st.text(max_size=5),
+            "signal": st.sampled_from(["INT", "SIGTERM", "LOUD", ""]),
+            "rows": st.integers(-1, 5000),
+            "cols": st.integers(-1, 5000),
+            "tty": st.just({}),
+            "frames": st.sampled_from(["text", "binary", "comic"]),
+            "stdin_open": st.booleans(),
+        },
+    ).map(json.dumps),
+)
+
+
+@RELAXED
+@given(messages=st.lists(MESSAGES, min_size=1, max_size=4))
+def test_no_message_is_a_fault_of_ours(
+    server: RealServer, victim: str, messages: list[str | bytes]
+) -> None:
+    url = f"ws://127.0.0.1:{server.port}/v1/sandboxes/{victim}/exec/ws"
+    with connect(url, proxy=None) as socket:
+        with contextlib.suppress(ConnectionClosed):
+            for message in [*messages, "the end"]:  # which makes no sense, and ends it
+                socket.send(message)
+            while True:
+                socket.recv(timeout=10)
+    assert socket.close_code in (1000, 1008)
 
 
 def test_the_victim_is_still_well(client: httpx.Client, victim: str) -> None:
