@@ -218,6 +218,15 @@ async def test_unknown_and_ended_sandboxes_come_with_the_next_step(api: Api) -> 
     assert "list" in unknown["hint"]
 
 
+async def test_two_keys_for_one_request_are_one_too_many(api: Api, box: str) -> None:
+    url, header = f"/v1/sandboxes/{box}/execs", {"Idempotency-Key": "one"}
+    same = {"cmd": ["true"], "idempotency_key": "one"}
+    assert (await api.http.post(url, json=same, headers=header)).status_code == 200
+    answer = await api.http.post(url, json={**same, "idempotency_key": "two"}, headers=header)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("idempotency_key: 'two', and 'one' in")
+
+
 async def test_the_same_over_rest(api: Api, box: str) -> None:
     answer = await api.http.patch(f"/v1/sandboxes/{box}", json={"ttl_ms": 10**9})
     assert answer.status_code == 400

@@ -35,11 +35,13 @@ from starlette.responses import Response
 from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.body import advise, read_body, read_json
+from capsule.edge.errors import invalid_field
 from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.sse import EventStream, exec_events, parse_event_id
 from capsule.edge.verbs import Verbs
 from capsule.errors import InvalidError
 from capsule.model import Usage
+from capsule.settings import brief
 
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)]
 Encoding = Literal["text", "base64"]
@@ -217,7 +219,13 @@ def server_routes(verbs: Verbs, types: Described, version: str) -> APIRouter:
 
 
 def _keyed(body: Any, key: str | None) -> Any:
-    return structs.replace(body, idempotency_key=key) if key else body
+    """With the key of the header, if there is one."""
+    if not key:
+        return body
+    if body.idempotency_key not in (None, key):
+        problem = f"{brief(body.idempotency_key)}, and {brief(key)} in the header Idempotency-Key"
+        raise invalid_field("idempotency_key", problem, hint="send one of them")
+    return structs.replace(body, idempotency_key=key)
 
 
 def _pairs(items: list[str]) -> dict[str, str]:
