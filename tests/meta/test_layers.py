@@ -23,15 +23,15 @@ HEIGHT = {
     "settings": 0,
     "config": 1,
     "link": 2,
-    "providers": 2,
     "profiles": 2,
     "templates": 2,
-    "service": 3,
-    "testing": 3,
-    "edge": 4,
-    "app": 5,
-    "cli": 6,
-    "__main__": 7,
+    "providers": 3,
+    "service": 4,
+    "testing": 4,
+    "edge": 5,
+    "app": 6,
+    "cli": 7,
+    "__main__": 8,
 }
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
