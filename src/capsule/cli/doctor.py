@@ -12,21 +12,28 @@ from typing import Any
 
 from capsule.catalog import load_catalog
 from capsule.cli import show, tty
+from capsule.cli.codes import FAILED
 from capsule.config import Config, load_config
 from capsule.errors import CapsuleError
 from capsule.providers.contract import Capabilities
 from capsule.providers.registry import make_provider, names
 
+_CANNOT = "cannot run sandboxes here"
+
 
 def examine(*, as_json: bool) -> int:
+    """The configured provider first: its verdict is the exit code."""
     config = load_config()
-    reports = [asyncio.run(_probe(name, config)) for name in names()]
+    ordered = sorted(names(), key=lambda name: (name != config.provider, name))
+    reports = [asyncio.run(_probe(name, config)) for name in ordered]
     if as_json:
         show.as_json({"providers": [_plain(report) for report in reports]})
     else:
-        for report in reports:
+        for count, report in enumerate(reports):
+            print("\n" * (count > 0), end="")
             _print(report)
-    return 0 if any(isinstance(r, Capabilities) and r.usable for r in reports) else 1
+    first = reports[0]
+    return 0 if isinstance(first, Capabilities) and first.usable else FAILED
 
 
 async def _probe(name: str, config: Config) -> Capabilities | tuple[str, CapsuleError]:
@@ -52,7 +59,7 @@ def _plain(report: Capabilities | tuple[str, CapsuleError]) -> dict[str, Any]:
 
 def _print(report: Capabilities | tuple[str, CapsuleError]) -> None:
     if isinstance(report, tuple):
-        print(f"provider {show.paint(report[0], show.BOLD)}")
+        print(f"provider {show.paint(report[0], show.BOLD)}: {show.paint(_CANNOT, show.RED)}\n")
         _row(False, "usable", report[1].message, report[1].hint or "")
         return
     print(f"provider {show.paint(report.provider, show.BOLD)}: {_verdict(report)}\n")
@@ -68,7 +75,7 @@ def _print(report: Capabilities | tuple[str, CapsuleError]) -> None:
 
 def _verdict(report: Capabilities) -> str:
     if not report.usable:
-        return show.paint("cannot run sandboxes here", show.RED)
+        return show.paint(_CANNOT, show.RED)
     return f"runs sandboxes at level {show.paint(str(report.isolation), show.GREEN)}"
 
 
