@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from capsule_sdk import AsyncCapsule, Capsule, InvalidError, NotFoundError, NotSupportedError
+from capsule_sdk import AsyncCapsule, Capsule, InvalidError, NotFoundError
 
 ODD = b"a\xffb"
 TEXT = "a\ufffdb"  # how people see it
@@ -133,19 +134,23 @@ def test_what_the_server_refuses_names_the_path_as_it_was_given(capsule: Capsule
         capsule.stat(ODD)
 
 
-def test_what_the_server_takes_as_text_only_says_so(capsule: Capsule, tmp_path: Path) -> None:
-    """Sent all the same it would be taken for another name, and a folder be made under that."""
+def test_such_a_folder_is_moved_transferred_and_watched(capsule: Capsule, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    capsule.mkdir(ODD)
-    with pytest.raises(NotSupportedError, match=r"^target="):
-        capsule.move("x", ODD)
-    with pytest.raises(NotSupportedError, match=r"^path=.*the folder above"):
-        capsule.upload(tmp_path / "d", ODD)
-    with pytest.raises(NotSupportedError, match=r"^path=.*the folder above"):
-        capsule.download(ODD, tmp_path / "copy")
-    with pytest.raises(NotSupportedError, match=r"^path=.*the folder above"):
-        next(capsule.watch(ODD))
+    (tmp_path / "d/file").write_text("content")
+    capsule.mkdir("plain")
+    capsule.move("plain", ODD)
     assert [entry.name_bytes for entry in capsule.list_dir()] == [ODD]
+    capsule.upload(tmp_path / "d", ODD)
+    capsule.download(ODD, tmp_path / "copy")
+    assert (tmp_path / "copy/file").read_text() == "content"
+    changes = capsule.watch(ODD)
+    writer = threading.Timer(0.5, capsule.mkdir, (ODD + b"/new",))
+    writer.start()
+    assert next(changes).path.endswith("new")
+    writer.join()
+    changes.close()
+    capsule.move(ODD, "plain")
+    assert [entry.name for entry in capsule.list_dir()] == ["plain"]
 
 
 def test_the_root_can_be_listed(capsule: Capsule) -> None:

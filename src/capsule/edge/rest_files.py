@@ -7,7 +7,7 @@
     GET    S/dirs/{path}       entries; ?recursive=true
     PUT    S/dirs/{path}       make a folder; ?parents=&mode=
     GET    S/stat/{path}       ?follow=true
-    POST   S/move              {"from", "to", "overwrite"}
+    POST   S/move              {"from", "to", "overwrite"}, or the same as ?from=&to=&overwrite=
     GET    S/archive?path=     the folder as a tar stream
     PUT    S/archive?path=     unpack a tar stream there
     GET    S/watch?path=       changes as events: {"change", "path", "is_dir"}; ?recursive=true
@@ -134,27 +134,36 @@ def file_routes(verbs: Verbs, files: FileVerbs, types: Described) -> APIRouter:
         return reply(await files.stat(id, s.Stat(path=path_of(request), follow=follow)))
 
     @router.post("/move", **describe(types, body=s.Move, returns=v.DoneView))
-    async def move(id: str, request: Request) -> Response:
-        """Move or rename."""
-        return reply(await files.move(id, await read_json(request, s.Move)))
+    async def move(id: str, request: Request, overwrite: bool = True) -> Response:
+        """Move or rename. Names that are not UTF-8 go into the query, as ?from=&to=."""
+        words = query_words(request)
+        if "from" in words and "to" in words:
+            wanted = s.Move(source=words["from"], target=words["to"], overwrite=overwrite)
+        else:
+            wanted = await read_json(request, s.Move)
+        return reply(await files.move(id, wanted))
 
     @router.get("/archive", **describe(types, raw=TAR))
-    async def pack(id: str, path: PathQuery = WORKSPACE) -> Response:
+    async def pack(id: str, request: Request, path: PathQuery = WORKSPACE) -> Response:
         """A folder or file as a tar stream."""
-        source = service.files(id).tar_out(path or WORKSPACE)
+        source = service.files(id).tar_out(path_of(request, default=WORKSPACE))
         return await begun(source, headers={"content-type": TAR, **INERT})
 
     @router.put("/archive", **describe(types, raw_body=TAR, returns=v.UnpackedView))
     async def unpack(id: str, request: Request, path: PathQuery = WORKSPACE) -> Response:
         """Unpack a tar stream into a folder."""
         lift(request, verbs.config.max_upload)
-        done = await service.files(id).tar_in(path or WORKSPACE, chunks(request.receive))
+        into = path_of(request, default=WORKSPACE)
+        done = await service.files(id).tar_in(into, chunks(request.receive))
         return reply(v.UnpackedView(files=done.files, bytes=done.bytes))
 
     @router.get("/watch", **describe(types, raw=EventStream.media_type))
-    async def watch(id: str, path: PathQuery = WORKSPACE, recursive: bool = False) -> Response:
+    async def watch(
+        id: str, request: Request, path: PathQuery = WORKSPACE, recursive: bool = False
+    ) -> Response:
         """Changes below a folder while they happen."""
-        watching = service.files(id).watch(path or WORKSPACE, recursive=recursive)
+        folder = path_of(request, default=WORKSPACE)
+        watching = service.files(id).watch(folder, recursive=recursive)
         stack = contextlib.AsyncExitStack()
         changes = await stack.enter_async_context(watching)
         events = change_events(changes, stack)
@@ -171,9 +180,13 @@ def path_of(request: Request, *, default: str | None = None) -> str:
         raw: bytes = request.scope["raw_path"].split(b"/", 5)[5]
         path = unquote_to_bytes(raw).decode("utf-8", "surrogateescape")
         return "/" + path.lstrip("/")
-    query: str = request.scope["query_string"].decode("latin-1")
-    words = dict(parse_qsl(query, errors="surrogateescape"))
-    path = words.get("path", default or "")
+    path = query_words(request).get("path") or default or ""
     if not path:
         raise invalid_field("path", "missing", hint="name it in the URL, or as ?path=")
     return path
+
+
+def query_words(request: Request) -> dict[str, str]:
+    """Starlette's own would replace the bytes that are not UTF-8."""
+    query: str = request.scope["query_string"].decode("latin-1")
+    return dict(parse_qsl(query, errors="surrogateescape"))

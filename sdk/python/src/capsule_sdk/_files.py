@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import urlencode
 
-from ._arguments import RemotePath, absolute, brief, mode_digits, path_bytes, shown, wrong
+from ._arguments import RemotePath, absolute, mode_digits, path_bytes, shown, wrong
 from ._drivers import AsyncDriver, SyncDriver, chunks, known_size
 from ._flow import (
     Answer,
@@ -37,7 +37,6 @@ from ._tar import Unpacker, pack
 from .errors import (
     ForbiddenError,
     NotFoundError,
-    NotSupportedError,
     TooLargeError,
     UnavailableError,
     from_json,
@@ -126,11 +125,10 @@ class FileMethods:
     @method
     def move(self, source: RemotePath, target: RemotePath, *, overwrite: bool = True) -> Flow[None]:
         """Move or rename; `overwrite=False` raises ConflictError where `target` exists."""
+        ends = {"from": path_bytes(source, "source"), "to": path_bytes(target, "target")}
         given = {"source": source, "target": target}
-        hint = "copy it: read_file, write_file, remove"
-        from_, to = _text(source, "source", hint), _text(target, "target", hint)
-        params = {"from": from_, "to": to, "overwrite": overwrite}
-        yield from self._rpc("move", params, repeatable=False, arguments=given)
+        query = {**ends, "overwrite": overwrite}
+        yield from self._ask("POST", "move", query, given, repeatable=False)
 
     @method
     def remove(self, path: RemotePath, *, recursive: bool = False) -> Flow[None]:
@@ -157,7 +155,6 @@ class FileMethods:
         if (yield from work(source.is_dir)):
             skipped: list[str] = []
             body = _counted(pack(source, skipped), progress)
-            query["path"] = _text(target, "path", "upload the folder above it")
             reply = yield from self._put("archive", query, given, body)
             return Transfer(reply["files"], reply["bytes"], tuple(skipped))
         found = yield from work(source.stat)
@@ -196,8 +193,7 @@ class FileMethods:
         return Transfer(1, size)
 
     def _download_folder(self, path: RemotePath, target: Path, report: Progress) -> Flow[Transfer]:
-        place = _text(path, "path", "download the folder above it")
-        handle = yield from self._open("archive", {"path": place}, {"path": path})
+        handle = yield from self._open("archive", {"path": path_bytes(path)}, {"path": path})
         unpacker = Unpacker(target)
         try:
             while chunk := (yield Read(handle)):
@@ -210,8 +206,7 @@ class FileMethods:
     @iterator
     def watch(self, path: RemotePath = WORKSPACE, *, recursive: bool = False) -> Emitting[Change]:
         """Changes below a folder while they happen, until you stop iterating."""
-        place = _text(path, "path", "watch the folder above it, with recursive=True")
-        query = {"path": place, "recursive": recursive}
+        query = {"path": path_bytes(path), "recursive": recursive}
         handle = yield from self._open("watch", query, {"path": path})
         decoder = Decoder()
         while chunk := (yield Read(handle)):
@@ -338,19 +333,6 @@ def _counted(body: Iterable[bytes], progress: Progress | None) -> Iterator[bytes
         yield chunk
         if progress is not None:
             progress(len(chunk))
-
-
-def _text(path: RemotePath, name: str, hint: str) -> str:
-    """For what the server takes as text only: it would take another path for this one."""
-    try:
-        return path_bytes(path, name).decode()
-    except UnicodeDecodeError:
-        raise NotSupportedError(
-            f"{name}={brief(path)} is not UTF-8, and the server takes only text for this",
-            hint=hint,
-            field=name,
-            value=path,
-        ) from None
 
 
 def _body(content: Content) -> Body:
