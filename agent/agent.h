@@ -131,6 +131,7 @@ bool confine(struct fault *f, bool filter); /* cgroups, limits, user, capabiliti
 bool enter_cgroups(struct fault *f);        /* once; children are in them as well */
 bool confine_keeper(struct fault *f);
 bool landlock_apply(struct fault *f);
+bool drop_capabilities(uint64_t keep);
 int landlock_abi(void);
 
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
@@ -216,12 +217,13 @@ void keeper_run(int launcher_conn, int ctl_fd, pid_t init, int disk_fd) __attrib
 void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, uint64_t proc_rss);
 uint64_t oom_kills(void);
 
-/* launcher.c, probe.c, container.c */
+/* launcher.c, probe.c, container.c, relay.c */
 #define ALL_NAMESPACES (CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 int launcher_main(int listen_fd, int lifeline);
 bool bind_socket(struct fault *f);
 bool await_init(int ctl, int *disk_fd, struct fault *f);
 int container_main(int argc, char **argv);
+int relay_main(int argc, char **argv);
 void probe_serve(int conn, const struct json *request);
 
 void set_nonblocking(int fd, bool on);

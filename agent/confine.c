@@ -111,7 +111,7 @@ static bool set_limits(struct fault *f) {
            limit(RLIMIT_MEMLOCK, "memlock", f);
 }
 
-static bool drop_capabilities(uint64_t keep) {
+bool drop_capabilities(uint64_t keep) {
     struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct d[2] = {{0}};
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);

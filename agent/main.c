@@ -23,6 +23,7 @@
  * whoever of them is left when the box ends hunts down the rest.
  *
  * In a container of an engine's (container.c) the keeper is its pid 1, and all else is as without namespaces.
+ * Where the host cannot reach its socket, a relay in the container carries the host's connections to it (relay.c).
  *
  * The wire is described in spec/agent-protocol.md, the launch in spec/launch.md.
  */
@@ -33,10 +34,11 @@
 int main(int argc, char **argv) {
     if (argc == 4 && !strcmp(argv[1], "launcher")) return launcher_main(atoi(argv[2]), atoi(argv[3]));
     if (argc == 2 && !strcmp(argv[1], "container")) return container_main(argc, argv);
+    if (argc == 3 && !strcmp(argv[1], "relay")) return relay_main(argc, argv);
     if (argc == 2 && !strcmp(argv[1], "version")) {
         printf("capsule-agent protocol %d\n", PROTOCOL_VERSION);
         return 0;
     }
-    fprintf(stderr, "usage: capsule-agent launcher LISTEN_FD LIFELINE_FD | container | version\n");
+    fprintf(stderr, "usage: capsule-agent launcher LISTEN_FD LIFELINE_FD | container | relay SOCKET | version\n");
     return 2;
 }

@@ -1,0 +1,497 @@
+"""The host's end of the relay, over a socket pair: the test is the relay and says what it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from capsule.errors import UnavailableError
+from capsule.link.protocol import ProtocolError
+from capsule.link.unix import NobodyListensError, UnixStream
+from capsule.providers.docker.channels import (
+    HEADER,
+    HEADER_SIZE,
+    MAX_CHANNELS,
+    MAX_DATA,
+    VERSION,
+    WINDOW,
+    Kind,
+    pack,
+)
+from capsule.providers.docker.mux import Mux, MuxStream
+from capsule.providers.docker.stdio import StreamDecoder, demultiplex
+
+HELLO = pack(Kind.HELLO, 0, VERSION)
+Heard = tuple[Kind, int, int, bytes]
+
+
+class Relay:
+    """The other end, by hand."""
+
+    def __init__(self, stream: UnixStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def say(self, kind: Kind, channel: int, value: int = 0, payload: bytes = b"") -> None:
+        await self._stream.send(pack(kind, channel, value, payload))
+
+    async def raw(self, data: bytes) -> None:
+        await self._stream.send(data)
+
+    async def data(self, channel: int, payload: bytes) -> None:
+        await self.say(Kind.DATA, channel, len(payload), payload)
+
+    async def hear(self) -> Heard:
+        await self._fill(HEADER_SIZE)
+        channel, kind, value = HEADER.unpack_from(self._buffer)
+        whole = HEADER_SIZE + (value if kind == Kind.DATA else 0)
+        await self._fill(whole)
+        payload = bytes(self._buffer[HEADER_SIZE:whole])
+        del self._buffer[:whole]
+        return Kind(kind), channel, value, payload
+
+    async def hear_data(self, size: int) -> bytes:
+        """So many bytes of one channel, and no other frame between them."""
+        received = b""
+        while len(received) < size:
+            kind, _, _, payload = await self.hear()
+            assert kind is Kind.DATA
+            received += payload
+        return received
+
+    async def _fill(self, size: int) -> None:
+        while len(self._buffer) < size:
+            data = await self._stream.receive()
+            assert data, "the host hung up"
+            self._buffer += data
+
+    async def gone(self) -> bool:
+        """Whether the host has closed the carrier."""
+        return not await self._stream.receive()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def pair() -> tuple[UnixStream, UnixStream]:
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    return UnixStream(ours, loop), UnixStream(theirs, loop)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Mux, Relay]]:
+    carrier, other = pair()
+    await other.send(HELLO)
+    mux = await Mux.start(carrier)
+    relay = Relay(other)
+    try:
+        assert await relay.hear() == (Kind.HELLO, 0, VERSION, b"")
+        yield mux, relay
+    finally:
+        await mux.aclose()
+        relay.close()
+
+
+@asynccontextmanager
+async def with_stream() -> AsyncIterator[tuple[Mux, Relay, MuxStream]]:
+    async with connected() as (mux, relay):
+        stream = await mux.open()
+        assert (await relay.hear())[:2] == (Kind.OPEN, 0)
+        yield mux, relay, stream
+
+
+async def settled() -> None:
+    """Lets the loop turn until nothing that could run is left, as far as one can tell."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_bytes_go_both_ways() -> None:
+    async with connected() as (mux, relay):
+        stream = await mux.open()
+        await stream.send(b"ping")
+        assert await relay.hear() == (Kind.OPEN, 0, 0, b"")
+        assert await relay.hear() == (Kind.DATA, 0, 4, b"ping")
+        await relay.data(0, b"pong")
+        assert await stream.receive() == b"pong"
+        await stream.aclose()
+        assert await relay.hear() == (Kind.CLOSE, 0, 0, b"")
+
+
+async def test_opening_and_the_first_bytes_leave_together() -> None:
+    carrier, other = pair()
+    await other.send(HELLO)
+    mux = await Mux.start(carrier)
+    assert await other.receive() == HELLO
+    stream = await mux.open()
+    await stream.send(b"request")
+    assert await other.receive() == pack(Kind.OPEN) + pack(Kind.DATA, 0, 7, b"request")
+    await mux.aclose()
+    other.close()
+
+
+async def test_no_more_than_asked_for_and_nothing_lost() -> None:
+    async with with_stream() as (_, relay, stream):
+        await relay.data(0, b"abc")
+        await relay.data(0, b"def")
+        received = b""
+        while len(received) < 6:
+            piece = await stream.receive(2)
+            assert 1 <= len(piece) <= 2
+            received += piece
+        assert received == b"abcdef"
+
+
+async def test_what_was_said_before_the_end_is_heard_and_the_end_stays_the_end() -> None:
+    async with with_stream() as (_, relay, stream):
+        await relay.raw(pack(Kind.DATA, 0, 4, b"last") + pack(Kind.CLOSE, 0))
+        assert await stream.receive() == b"last"
+        assert await stream.receive() == b""
+        assert await stream.receive() == b""
+        with pytest.raises(UnavailableError, match="hung up"):
+            await stream.send(b"too late")
+
+
+async def test_an_agent_that_only_stops_talking_can_be_talked_to() -> None:
+    async with with_stream() as (_, relay, stream):
+        await relay.say(Kind.EOF, 0)
+        assert await stream.receive() == b""
+        await stream.send(b"are you there?")
+        assert await relay.hear() == (Kind.DATA, 0, 14, b"are you there?")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ECONNREFUSED, NobodyListensError),
+        (errno.ENOENT, NobodyListensError),
+        (errno.EMFILE, UnavailableError),
+        (errno.ECONNRESET, UnavailableError),
+    ],
+)
+async def test_a_connection_that_cannot_be_made_says_why(
+    number: int, kind: type[UnavailableError]
+) -> None:
+    async with with_stream() as (_, relay, stream):
+        await relay.say(Kind.CLOSE, 0, number)
+        for _ in range(2):
+            with pytest.raises(kind, match=r"broke: \w+") as caught:
+                await stream.receive()
+            assert type(caught.value) is kind
+        with pytest.raises(UnavailableError):
+            await stream.send(b"x")
+
+
+async def test_sending_waits_for_credit_and_for_nobody_elses() -> None:
+    async with with_stream() as (mux, relay, stream):
+        data = bytes(range(256)) * 2048
+        sending = asyncio.create_task(stream.send(data))
+        assert await relay.hear_data(WINDOW) == data[:WINDOW]
+        await settled()
+        assert not sending.done()
+        other = await mux.open()
+        await other.send(b"not in its way")
+        assert (await relay.hear())[:2] == (Kind.OPEN, 1)
+        assert await relay.hear() == (Kind.DATA, 1, 14, b"not in its way")
+        await relay.say(Kind.WINDOW, 0, WINDOW)
+        assert await relay.hear_data(len(data) - WINDOW) == data[WINDOW:]
+        await sending
+
+
+async def test_whoever_sends_much_shares_the_carrier() -> None:
+    """Frames of all senders alternate, however much each of them has."""
+    async with connected() as (mux, relay):
+        streams = [await mux.open() for _ in range(5)]
+        tasks = [asyncio.create_task(stream.send(bytes(WINDOW))) for stream in streams]
+        order: list[int] = []
+        while len(order) < 5 * WINDOW // MAX_DATA:
+            kind, channel, _, _ = await relay.hear()
+            if kind is Kind.DATA:
+                order.append(channel)
+        await asyncio.gather(*tasks)
+        halves = order[: len(order) // 2], order[len(order) // 2 :]
+        assert all(set(half) == set(range(5)) for half in halves)
+
+
+async def test_credit_is_given_as_bytes_are_received_not_as_they_arrive() -> None:
+    async with with_stream() as (mux, relay, stream):
+        for _ in range(WINDOW // MAX_DATA):
+            await relay.data(0, bytes(MAX_DATA))
+        probe = await mux.open()
+        await probe.send(b"x")
+        assert (await relay.hear())[0] is Kind.OPEN  # and no WINDOW before it
+        assert (await relay.hear())[0] is Kind.DATA
+        received = 0
+        while received < WINDOW:
+            received += len(await stream.receive(10_000))
+        kind, channel, granted, _ = await relay.hear()
+        assert (kind, channel) == (Kind.WINDOW, 0) and granted >= WINDOW // 2
+
+
+async def test_a_cancelled_receive_loses_nothing() -> None:
+    async with with_stream() as (_, relay, stream):
+        waiting = asyncio.create_task(stream.receive())
+        await settled()
+        waiting.cancel()
+        await relay.data(0, b"data")
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await stream.receive() == b"data"
+
+
+async def test_a_cancelled_send_leaves_whole_frames_behind() -> None:
+    async with with_stream() as (mux, relay, stream):
+        sending = asyncio.create_task(stream.send(bytes(2 * WINDOW)))
+        await relay.hear_data(WINDOW)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await stream.aclose()
+        assert await relay.hear() == (Kind.CLOSE, 0, 0, b"")
+        other = await mux.open()
+        await other.send(b"fine")
+        assert await relay.hear() == (Kind.OPEN, 1, 0, b"")
+        assert await relay.hear() == (Kind.DATA, 1, 4, b"fine")
+
+
+async def test_a_send_cancelled_while_the_carrier_is_full_corrupts_nothing() -> None:
+    """At every moment of it: the relay reads late, and finds frames only."""
+    async with connected() as (mux, relay):
+        streams = [await mux.open() for _ in range(16)]
+        for turns, stream in enumerate(streams):
+            sending = asyncio.create_task(stream.send(bytes([stream._channel.number]) * WINDOW))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            sending.cancel()
+            await asyncio.wait({sending})
+            await stream.aclose()
+        closed = 0
+        while closed < len(streams):
+            kind, channel, _, payload = await relay.hear()
+            assert kind in (Kind.OPEN, Kind.DATA, Kind.CLOSE)
+            assert set(payload) <= {channel}
+            closed += kind is Kind.CLOSE
+            if kind is Kind.CLOSE:
+                await relay.say(Kind.CLOSE, channel)
+
+
+async def test_closing_is_idempotent_waits_for_nobody_and_wakes_whoever_waits() -> None:
+    async with with_stream() as (_, relay, stream):
+        receiving = asyncio.create_task(stream.receive())
+        sending = asyncio.create_task(stream.send(bytes(2 * WINDOW)))
+        await relay.hear_data(WINDOW)
+        await stream.aclose()
+        await stream.aclose()
+        for task in (receiving, sending):
+            with pytest.raises(UnavailableError, match="closed"):
+                await task
+        with pytest.raises(UnavailableError, match="closed"):
+            await stream.receive()
+        with pytest.raises(UnavailableError, match="closed"):
+            await stream.send(b"x")
+        assert await relay.hear() == (Kind.CLOSE, 0, 0, b"")
+
+
+async def test_what_arrives_for_a_closed_stream_is_dropped() -> None:
+    async with with_stream() as (mux, relay, stream):
+        await stream.aclose()
+        await relay.data(0, b"late")
+        await relay.say(Kind.CLOSE, 0)
+        assert (await relay.hear())[0] is Kind.CLOSE
+        again = await mux.open()
+        number = (await relay.hear())[1]
+        await relay.data(number, b"other")
+        assert await again.receive() == b"other"
+
+
+async def test_channels_are_not_lost_with_those_who_forget_to_close() -> None:
+    async with connected() as (mux, relay):
+        for _ in range(3 * MAX_CHANNELS):
+            stream = await mux.open()
+            assert (await relay.hear())[:2] == (Kind.OPEN, 0)
+            await relay.say(Kind.CLOSE, 0)
+            assert await stream.receive() == b""
+            assert (await relay.hear())[:2] == (Kind.CLOSE, 0)
+
+
+BREAKS = {
+    "the relay ended": b"",
+    "garbage": b"HTTP/1.1 400 Bad Request",
+    "a channel nobody opened": pack(Kind.DATA, 9, 1, b"x"),
+}
+
+
+@pytest.mark.parametrize("last", BREAKS.values(), ids=BREAKS.keys())
+async def test_every_stream_breaks_with_the_carrier(last: bytes) -> None:
+    async with connected() as (mux, relay):
+        streams = [await mux.open() for _ in range(3)]
+        for number in range(3):
+            await relay.hear()
+            await relay.data(number, b"before")
+        receiving = asyncio.create_task(streams[0].receive(3))
+        sending = asyncio.create_task(streams[1].send(bytes(4 * WINDOW)))
+        assert await receiving == b"bef"
+        await relay.hear_data(WINDOW)
+        await relay.raw(last)
+        if not last:
+            relay.close()
+        with pytest.raises(UnavailableError, match="broke"):
+            await sending
+        assert await streams[0].receive() == b"ore"  # it came in time
+        assert await streams[1].receive() == b"before"
+        for stream in streams[:2]:
+            with pytest.raises(UnavailableError, match="broke"):
+                await stream.receive()
+            with pytest.raises(UnavailableError, match="broke"):
+                await stream.send(b"x")
+        assert not mux.usable
+        with pytest.raises(UnavailableError):
+            await mux.open()
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_closing_lets_out_what_was_sent_and_closes_the_carrier() -> None:
+    carrier, other = pair()
+    await other.send(HELLO)
+    mux = await Mux.start(carrier)
+    stream = await mux.open()
+    await stream.send(b"kill them all")
+    waiting = asyncio.create_task(stream.receive())
+    await settled()
+    await mux.aclose()
+    await mux.aclose()
+    relay = Relay(other)
+    heard = [await relay.hear() for _ in range(4)]
+    assert [frame[0] for frame in heard] == [Kind.HELLO, Kind.OPEN, Kind.DATA, Kind.CLOSE]
+    assert await relay.gone()
+    with pytest.raises(UnavailableError):
+        await waiting
+    with pytest.raises(UnavailableError):
+        await mux.open()
+    relay.close()
+
+
+async def test_closing_does_not_wait_for_a_carrier_that_is_stuck() -> None:
+    async with connected() as (mux, _):
+        streams = [await mux.open() for _ in range(20)]
+        sending = [asyncio.create_task(stream.send(bytes(WINDOW))) for stream in streams]
+        await settled()
+        async with asyncio.timeout(5):
+            await mux.aclose()
+        done, _ = await asyncio.wait(sending)
+        assert any(task.exception() is not None for task in done)
+
+
+@pytest.mark.parametrize(
+    "words", [b"OCI runtime exec failed: exec: no such file\r\n", b"short", b""]
+)
+async def test_what_is_no_relay_is_quoted_and_let_go(words: bytes) -> None:
+    carrier, other = pair()
+    if words:
+        await other.send(words)
+    starting = asyncio.create_task(Mux.start(carrier))
+    assert await other.receive() == HELLO
+    if len(words) < HEADER_SIZE:
+        other.close()
+    with pytest.raises(UnavailableError, match=words.decode().split(":")[0] or "ended"):
+        await starting
+    if len(words) >= HEADER_SIZE:
+        assert await other.receive() == b""
+    other.close()
+
+
+async def test_a_relay_that_never_answers_can_be_given_up() -> None:
+    carrier, other = pair()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await Mux.start(carrier)
+    assert await other.receive() == HELLO
+    assert await other.receive() == b""
+    other.close()
+
+
+async def test_two_tasks_on_one_side_of_a_stream_are_a_bug() -> None:
+    async with with_stream() as (_, _, stream):
+        first = asyncio.create_task(stream.receive())
+        second = asyncio.create_task(stream.send(bytes(2 * WINDOW)))
+        await settled()
+        with pytest.raises(RuntimeError, match="two tasks receive"):
+            await stream.receive()
+        with pytest.raises(RuntimeError, match="two tasks send"):
+            await stream.send(b"x")
+        await stream.aclose()
+        await asyncio.wait({first, second})
+        assert first.exception() and second.exception()
+
+
+def framed(stream: int, data: bytes) -> bytes:
+    return bytes([stream, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
+
+def test_the_engines_frames_are_taken_apart_however_they_are_cut() -> None:
+    wire = framed(1, b"out") + framed(2, b"err") + framed(1, b"") + framed(1, b"more")
+    for cut in range(len(wire) + 1):
+        decoder = StreamDecoder()
+        pieces = decoder.feed(wire[:cut]) + decoder.feed(wire[cut:])
+        assert b"".join(piece.data for piece in pieces if piece.stream == 1) == b"outmore"
+        assert b"".join(piece.data for piece in pieces if piece.stream == 2) == b"err"
+
+
+def test_a_frame_of_the_engines_is_never_kept_whole() -> None:
+    decoder = StreamDecoder()
+    assert decoder.feed(framed(1, b"")[:4] + b"\xff\xff\xff\xff") == []
+    assert [len(piece.data) for piece in decoder.feed(bytes(100_000))] == [100_000]
+
+
+@pytest.mark.parametrize("words", [b"\x04\x00\x00\x00\x00\x00\x00\x01", b"no such container"])
+def test_what_is_no_frame_of_the_engines_is_refused(words: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        StreamDecoder().feed(words)
+
+
+async def test_only_stdout_is_received_through_the_engine() -> None:
+    raw, other = pair()
+    stream = demultiplex(raw)
+    await other.send(framed(1, b"abc") + framed(2, b"careful") + framed(1, b"def"))
+    received = b""
+    while len(received) < 6:
+        received += await stream.receive(4)
+    assert received == b"abcdef"
+    await stream.send(b"in")
+    assert await other.receive() == b"in"
+    other.close()
+    with pytest.raises(UnavailableError, match="careful"):
+        await stream.receive()
+    await stream.aclose()
+
+
+async def test_the_end_of_stdout_is_the_end() -> None:
+    raw, other = pair()
+    stream = demultiplex(raw)
+    await other.send(framed(1, b"last"))
+    other.close()
+    assert [await stream.receive(), await stream.receive()] == [b"last", b""]
+    await stream.aclose()
+
+
+async def test_a_relay_through_the_engine() -> None:
+    raw, other = pair()
+    await other.send(framed(1, HELLO[:5]) + framed(1, HELLO[5:]))
+    mux = await Mux.start(demultiplex(raw))
+    stream = await mux.open()
+    await other.send(framed(1, pack(Kind.DATA, 0, 2, b"hi")))
+    assert await stream.receive() == b"hi"
+    await other.send(framed(2, b"capsule-agent relay: not a frame\n"))
+    other.close()
+    with pytest.raises(UnavailableError, match="not a frame"):
+        await stream.receive()
+    await mux.aclose()
