@@ -35,6 +35,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _LANGUAGE_NAME = re.compile(r"[a-z0-9][a-z0-9.+#_-]{0,63}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ROOT = re.compile(r"host|dir:/.*|image:[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/@:-]{0,254}", re.ASCII)
+_RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _PROFILE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _LANGUAGE_KEYS = ("file", "command", "carry", "aliases")
 _PREFERRED = ("python", "javascript", "go", "bash", "sh")
@@ -120,10 +122,12 @@ def as_mapping(template: Template) -> dict[str, Any]:
         entry.update(file=language.filename, command=list(language.command))
         if language.carry:
             entry["carry"] = language.carry
+    engine = {"image": template.image, "runtime": template.runtime}
     return {
         "name": template.name,
         "description": template.description,
         "root": template.root,
+        **{key: value for key, value in engine.items() if value},
         "needs": list(template.needs),
         "default_language": template.default_language,
         "languages": languages,
@@ -246,6 +250,8 @@ class _Document:
             name=self._text("name", stem, _NAME, "lower-case letters, digits, . _ and -"),
             description=self._string("description", default.description),
             root=self._text("root", default.root, _ROOT, "host, dir:/absolute/path or image:NAME"),
+            image=self._optional("image", _IMAGE, "the name of an image"),
+            runtime=self._optional("runtime", _RUNTIME, "the name of a runtime"),
             languages=languages,
             default_language=self._choice("default_language", next(iter(languages)), languages),
             needs=self._strings("needs", ()),
@@ -338,6 +344,9 @@ class _Document:
         if not pattern.fullmatch(value):
             self.wrong(field, value, f"is not {allowed}")
         return value
+
+    def _optional(self, field: str, pattern: re.Pattern[str], allowed: str) -> str:
+        return self._text(field, "", pattern, allowed) if field in self.content else ""
 
     def _choice(self, field: str, default: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
         value = self._string(field, default)

@@ -36,7 +36,7 @@ _FOREIGN_PREFIXES = ("CAPSULE_TEST_", "CAPSULE_BENCH_", "CAPSULE_SERVICE_", "CAP
 _DAY = 86400.0
 _YEARS = 3650 * _DAY
 _UNSET = Path()  # the directories depend on who runs the server: see default_dirs
-_LEVELS = ("namespaces", "landlock")
+_LEVELS = tuple(level.value for level in Isolation if level is not Isolation.NONE)
 
 _LIMITS = {
     "memory": about("bytes", "bytes of memory", low=16 * MIB, high=1024 * GIB),
@@ -113,8 +113,8 @@ class Config:
         default=None,
         metadata=about(
             "choice",
-            "use this level even if the host can do better",
-            choices=_LEVELS,
+            "use this level even if the host can do better; for the local provider",
+            choices=("namespaces", "landlock"),
             optional=True,
         ),
     )
@@ -123,6 +123,40 @@ class Config:
         metadata=about(
             "choice", "what a sandbox's disk is made of", choices=("auto", "loop", "memory")
         ),
+    )
+    docker_host: str | None = field(
+        default=None,
+        metadata=about(
+            "text",
+            "where the Docker Engine is, such as unix:///run/docker.sock or tcp://host:2376; "
+            "unset: DOCKER_HOST, the docker command's context, the usual sockets",
+            optional=True,
+        ),
+    )
+    docker_runtime: str | None = field(
+        default=None,
+        metadata=about(
+            "text",
+            "runtime of containers when neither template nor request names one; "
+            "unset: the Engine's default",
+            optional=True,
+        ),
+    )
+    docker_transport: str = field(
+        default="auto",
+        metadata=about(
+            "choice",
+            "how agents in containers are reached: by their own sockets, or through the Engine",
+            choices=("auto", "socket", "engine"),
+        ),
+    )
+    docker_pull: str = field(
+        default="missing",
+        metadata=about("choice", "whether a missing image is pulled", choices=("missing", "never")),
+    )
+    docker_image: str = field(
+        default="capsule/{template}:latest",
+        metadata=about("text", "image of templates that name none; {template} is their name"),
     )
     templates_dir: Path | None = field(
         default=None,
@@ -376,8 +410,9 @@ def _check_together(config: Config) -> None:
             hint="python3 -c 'import secrets; print(secrets.token_urlsafe(32))' makes one",
             field="api_keys",
         )
-    if config.isolation is Isolation.LANDLOCK and config.min_isolation is Isolation.NAMESPACES:
+    if config.isolation and config.isolation.weaker_than(config.min_isolation):
         raise InvalidError(
-            "setting isolation: landlock is below min_isolation, which is namespaces",
+            f"setting isolation: {config.isolation} is below min_isolation, "
+            f"which is {config.min_isolation}",
             field="isolation",
         )

@@ -30,9 +30,15 @@ class State(StrEnum):
 class Isolation(StrEnum):
     """What stands between a program and the host, strongest first."""
 
-    NAMESPACES = "namespaces"
+    GVISOR = "gvisor"  # a kernel of its own, in user space
+    NAMESPACES = "namespaces"  # Capsule's own, with users that nobody else has
+    CONTAINER = "container"  # an engine's; its root is the host's unless the engine maps users
     LANDLOCK = "landlock"
-    NONE = "none"  # never offered; what `doctor` says when neither is possible
+    NONE = "none"  # never offered; what `doctor` says when nothing is possible
+
+    def weaker_than(self, other: Isolation) -> bool:
+        levels = list(Isolation)
+        return levels.index(self) > levels.index(other)
 
 
 class Reason(StrEnum):
@@ -81,6 +87,8 @@ class Template:
     name: str
     description: str = ""
     root: str = "host"  # "host", "dir:/path", or "image:NAME" (see `capsule template import`)
+    image: str = ""  # for providers that start from an engine's images; "": the provider's default
+    runtime: str = ""  # of such an engine, by name; "": the provider's default
     languages: Mapping[str, Language] = field(default_factory=dict)
     default_language: str = "bash"
     needs: tuple[str, ...] = ()  # programs that must exist inside, e.g. ("python3",)
@@ -99,6 +107,7 @@ class SandboxSpec:
     template: Template
     limits: Limits
     hostname: str = "capsule"
+    runtime: str = ""  # "": the template's
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,9 @@ HEIGHT = {
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
 # errors.py is the one table that says what each error is called on every surface.
-HTTP_WORDS = re.compile(r"https?$|^http|status_code|starlette|fastapi|uvicorn|websocket", re.I)
+HTTP_WORDS = re.compile(
+    r"(?<!^aio)https?$|^http|status_code|starlette|fastapi|uvicorn|websocket", re.I
+)
 # `namespaces` and `landlock` are levels of the model, and may be named anywhere.
 BACKEND_WORDS = re.compile(r"docker|container|kubernetes|cgroup|seccomp|unshare|pivot_root", re.I)
 

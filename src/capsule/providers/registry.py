@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from capsule.config import Config
-from capsule.errors import InvalidError, NotFoundError
+from capsule.errors import InvalidError, NotFoundError, NotSupportedError
 from capsule.model import Template
 from capsule.providers.contract import Provider
 
@@ -16,7 +16,10 @@ Factory = Callable[[Config, Mapping[str, Template]], Provider]
 
 GROUP = "capsule.providers"  # third parties announce a Factory under this entry point
 
-BUILT_IN: Mapping[str, str] = {"local": "capsule.providers.local.build:build"}
+BUILT_IN: Mapping[str, str] = {
+    "local": "capsule.providers.local.build:build",
+    "docker": "capsule.providers.docker.build:build",
+}
 
 
 def names() -> tuple[str, ...]:
@@ -45,7 +48,13 @@ async def open_provider(
 def _find(name: str) -> Factory:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
-        return cast(Factory, getattr(importlib.import_module(module), attribute))
+        try:
+            return cast(Factory, getattr(importlib.import_module(module), attribute))
+        except ModuleNotFoundError as exc:
+            raise NotSupportedError(
+                f"provider {name} needs a package that is not installed: {exc.name}",
+                hint=f"pip install 'capsule-sandbox[{name}]'",
+            ) from exc
     for point in entry_points(group=GROUP, name=name):
         try:
             return cast(Factory, point.load())

@@ -12,15 +12,13 @@ import msgspec
 
 from capsule.config import Config
 from capsule.errors import NotFoundError, NotSupportedError
-from capsule.model import Isolation, SandboxId, SandboxSpec, Template
+from capsule.model import SandboxId, SandboxSpec, Template
 from capsule.providers.contract import Capabilities
 from capsule.service import validate
 from capsule.service.clock import Clock
 from capsule.service.entry import Entry
 from capsule.service.values import CreateRequest
 from capsule.settings import brief
-
-_STRENGTH = {Isolation.NONE: 0, Isolation.LANDLOCK: 1, Isolation.NAMESPACES: 2}
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -33,10 +31,6 @@ def fingerprint(request: object) -> str:
 def new_id() -> SandboxId:
     """80 random bits: none is found by guessing. Short, as it is part of a socket's path."""
     return SandboxId(b32encode(secrets.token_bytes(10)).decode().lower())
-
-
-def weaker(level: Isolation, than: Isolation) -> bool:
-    return _STRENGTH[level] < _STRENGTH[than]
 
 
 class Admission:

@@ -24,7 +24,7 @@ from capsule.errors import CapsuleError, UnavailableError
 from capsule.model import ExecInfo, State, Template, Usage
 from capsule.providers.contract import Capabilities, Provider
 from capsule.service.access import Access
-from capsule.service.admission import Admission, weaker
+from capsule.service.admission import Admission
 from capsule.service.adoption import adopt_all
 from capsule.service.clock import Clock, SystemClock
 from capsule.service.execs import Execs
@@ -105,7 +105,7 @@ class Service:
             stack.push_async_callback(provider.aclose)
         found = await provider.probe()
         least = self.config.min_isolation
-        if found.usable and weaker(found.isolation, least):
+        if found.usable and found.isolation.weaker_than(least):
             raise UnavailableError(
                 f"provider {provider.name} isolates by {found.isolation} here, required: {least}",
                 hint="see `capsule doctor`, or set a lower CAPSULE_MIN_ISOLATION",

@@ -1,0 +1,124 @@
+"""A container as a box: how its agent is reached, awaited and asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from capsule.errors import ForbiddenError, NotFoundError, UnavailableError
+from capsule.link.link import AgentLink
+from capsule.link.unix import NobodyListensError
+from capsule.model import Handle, Isolation, Template, Unenforced
+from capsule.providers.contract import Box, ByteStream
+from capsule.providers.docker.engine import Engine
+from capsule.providers.docker.transport import Folders
+
+READY_WITHIN = 10.0
+LOOK_EVERY = 0.2  # seconds between looks at a container whose agent does not answer yet
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class NoSocketError(UnavailableError):
+    """The container runs, but its socket is not there: the Engine's files are not ours."""
+
+
+class DockerBox(Box):
+    def __init__(
+        self,
+        handle: Handle,
+        isolation: Isolation,
+        unenforced: Sequence[Unenforced],
+        engine: Engine,
+        name: str,
+        *,
+        connect: Callable[[], Awaitable[ByteStream]],
+        remove: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.handle = handle
+        self.isolation = isolation
+        self.unenforced = unenforced
+        self._engine = engine
+        self._name = name
+        self._connect = connect
+        self._remove = remove
+
+    async def connect(self) -> ByteStream:
+        return await self._connect()
+
+    async def destroy(self) -> None:
+        await self._remove()
+
+    async def pause(self) -> None:
+        await self._engine.pause(self._name)
+
+    async def resume(self) -> None:
+        await self._engine.resume(self._name)
+
+    async def ping(self, within: float) -> dict[str, Any]:
+        return await AgentLink(self.connect, timeout=within).ping()
+
+    async def state(self) -> dict[str, Any]:
+        found = await self._engine.inspect(self._name)
+        return dict((found or {}).get("State") or {})
+
+
+async def await_agent(box: DockerBox, folders: Folders) -> None:
+    """Returns when the agent has answered. Raises UnavailableError as soon as it cannot any more.
+
+    Right after the start its socket is not bound, or bound and not listening yet.
+    """
+    loop = asyncio.get_running_loop()
+    give_up, look_at = loop.time() + READY_WITHIN, loop.time() + LOOK_EVERY
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            await box.ping(max(give_up - loop.time(), FIRST_PAUSE))
+            return
+        except UnavailableError as exc:
+            if loop.time() >= give_up:
+                raise await _silence(box, exc) from exc
+        if loop.time() >= look_at:
+            look_at = loop.time() + LOOK_EVERY
+            await _look(box, folders)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE)
+
+
+async def _look(box: DockerBox, folders: Folders) -> None:
+    state = await box.state()
+    if state.get("Running"):
+        return
+    sandbox_id = box.handle.sandbox_id
+    reason = await asyncio.to_thread(folders.reason, sandbox_id)
+    reason = reason or state.get("Error") or f"exit code {state.get('ExitCode', 'unknown')}"
+    raise UnavailableError(
+        f"the sandbox could not be started: its agent ended: {reason}",
+        hint="`capsule doctor` shows what the Engine allows",
+    )
+
+
+async def _silence(box: DockerBox, last: UnavailableError) -> UnavailableError:
+    text = f"the agent did not answer within {READY_WITHIN:g} seconds: {last.message}"
+    if isinstance(last, NobodyListensError) and (await box.state()).get("Running"):
+        return NoSocketError(text)
+    return UnavailableError(text)
+
+
+async def missing_programs(box: DockerBox, template: Template) -> list[str]:
+    link = AgentLink(box.connect)
+    places = template.env.get("PATH", SEARCH_PATH).split(":")
+    found = [name for name in template.needs if await _there(link, name, places)]
+    return [name for name in template.needs if name not in found]
+
+
+async def _there(link: AgentLink, name: str, places: Sequence[str]) -> bool:
+    paths = [name] if name.startswith("/") else [f"{place}/{name}" for place in places if place]
+    for path in paths:
+        try:
+            if (await link.stat(path, follow=True)).type == "file":
+                return True
+        except (NotFoundError, ForbiddenError):
+            continue
+    return False

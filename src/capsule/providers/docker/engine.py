@@ -1,0 +1,323 @@
+"""The Engine API, as much of it as a box needs: every call has a deadline, and only CapsuleErrors
+come out.
+
+`aiodocker` carries the requests over kept connections; its container objects are not used, as they
+ask more often than we have to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import aiohttp
+from aiodocker import Docker
+from aiodocker.exceptions import DockerError
+from aiodocker.stream import Stream
+
+from capsule.errors import (
+    CapsuleError,
+    ConflictError,
+    InvalidError,
+    NoSpaceError,
+    NotFoundError,
+    NotSupportedError,
+    UnavailableError,
+)
+from capsule.providers.docker.address import Address
+
+OLDEST = (1, 41)
+NEWEST = (1, 51)  # what this was written against; a newer Engine is spoken to in this version
+
+QUICK = 5.0  # what only reads
+SLOW = 30.0  # what starts or ends processes
+PULL_SILENCE = 120.0  # seconds without a line of progress
+_CONNECTIONS = 64
+_NO_ANSWER = 900  # aiodocker's own number for "cannot connect"
+
+
+class Engine:
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._docker: Docker | None = None
+        self._connector: aiohttp.BaseConnector | None = None
+        self._agreeing = asyncio.Lock()  # one question for the version, however many begin at once
+
+    async def aclose(self) -> None:
+        docker, self._docker = self._docker, None
+        connector, self._connector = self._connector, None
+        if docker is not None:
+            await docker.close()
+        if connector is not None:
+            await connector.close()  # aiodocker leaves open what it did not make
+
+    async def version(self) -> dict[str, Any]:
+        return dict(await self._json("version", "GET", "version", versioned=False))
+
+    async def info(self) -> dict[str, Any]:
+        return dict(await self._json("its facts", "GET", "info"))
+
+    async def create(self, name: str, body: Mapping[str, Any]) -> str:
+        """The container's id. Raises ConflictError (the name), NotFoundError (the image)."""
+        made = await self._json(
+            "create", "POST", "containers/create", params={"name": name}, data=body, within=SLOW
+        )
+        return str(made["Id"])
+
+    async def start(self, name: str) -> None:
+        await self._json("start", "POST", f"containers/{name}/start", within=SLOW)
+
+    async def remove(self, name: str) -> None:
+        """Kills and removes it, with its own volumes. Returns when it is gone."""
+        async with self._deadline("remove", SLOW):
+            while True:
+                try:
+                    await self._ask(
+                        "remove",
+                        "DELETE",
+                        f"containers/{name}",
+                        params={"force": "true", "v": "true"},
+                    )
+                except NotFoundError:
+                    return
+                except ConflictError:
+                    await asyncio.sleep(0.02)  # somebody else removes it already: wait for that
+                else:
+                    return
+
+    async def inspect(self, name: str) -> dict[str, Any] | None:
+        try:
+            found = await self._json("inspect", "GET", f"containers/{name}/json")
+        except NotFoundError:
+            return None
+        return dict(found)
+
+    async def containers(self, label: str) -> list[dict[str, Any]]:
+        """All with this label, in whatever state."""
+        params = {"all": "true", "filters": json.dumps({"label": [label]})}
+        found = await self._json("list", "GET", "containers/json", params=params, within=10.0)
+        return list(found)
+
+    async def pause(self, name: str) -> None:
+        await self._json("pause", "POST", f"containers/{name}/pause", within=SLOW)
+
+    async def resume(self, name: str) -> None:
+        await self._json("resume", "POST", f"containers/{name}/unpause", within=SLOW)
+
+    async def image(self, name: str) -> dict[str, Any] | None:
+        try:
+            found = await self._json("its image", "GET", f"images/{name}/json")
+        except NotFoundError:
+            return None
+        return dict(found)
+
+    async def pull(self, name: str) -> AsyncIterator[dict[str, Any]]:
+        """Progress, as the Engine says it. Raises NotFoundError and UnavailableError."""
+        repository, tag = split_tag(name)
+        docker = await self._ready()
+        with engine_errors("pull", self.address):
+            response = await docker._do_query(
+                "images/create",
+                "POST",
+                params={"fromImage": repository, "tag": tag},
+                timeout=aiohttp.ClientTimeout(sock_connect=QUICK, sock_read=PULL_SILENCE),
+            )
+            try:
+                async for line in response.content:
+                    yield _progress(line, name)
+            finally:
+                response.close()
+
+    async def put_archive(self, name: str, path: str, tar: bytes) -> None:
+        await self._json(
+            "copy",
+            "PUT",
+            f"containers/{name}/archive",
+            params={"path": path},
+            data=tar,
+            headers={"Content-Type": "application/x-tar"},
+            within=SLOW,
+        )
+
+    async def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        await self._json("volume", "POST", "volumes/create", data={"Name": name, "Labels": labels})
+
+    async def volume(self, name: str) -> dict[str, Any] | None:
+        try:
+            return dict(await self._json("volume", "GET", f"volumes/{name}"))
+        except NotFoundError:
+            return None
+
+    async def remove_volume(self, name: str) -> None:
+        with contextlib.suppress(NotFoundError):
+            await self._json("volume", "DELETE", f"volumes/{name}", within=SLOW)
+
+    async def stats(self, name: str) -> dict[str, Any]:
+        params = {"stream": "false", "one-shot": "true"}
+        return dict(await self._json("stats", "GET", f"containers/{name}/stats", params=params))
+
+    async def exec(self, name: str, argv: list[str], user: str = "0:0") -> Stream:
+        """A program beside the agent, with its input and output as one stream; not begun yet."""
+        body = {
+            "Cmd": argv,
+            "User": user,
+            "AttachStdin": True,
+            "AttachStdout": True,
+            "AttachStderr": False,
+            "Tty": False,
+        }
+        made = await self._json("exec", "POST", f"containers/{name}/exec", data=body)
+        docker = await self._ready()
+        stream: Stream = docker.containers.exec(made["Id"]).start(detach=False)
+        return stream
+
+    async def _json(
+        self, what: str, method: str, path: str, *, within: float = QUICK, **request: Any
+    ) -> Any:
+        async with self._deadline(what, within):
+            return await self._ask(what, method, path, **request)
+
+    async def _ask(
+        self,
+        what: str,
+        method: str,
+        path: str,
+        *,
+        versioned: bool = True,
+        data: Any = None,
+        **request: Any,
+    ) -> Any:
+        docker = await self._ready(agree=versioned)
+        if data is not None and not isinstance(data, bytes):
+            data = json.dumps(data)
+        with engine_errors(what, self.address):
+            return await docker._query_json(
+                path, method, data=data, versioned_api=versioned, **request
+            )
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, what: str, within: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(within):
+                yield
+        except TimeoutError:
+            raise UnavailableError(
+                f"the Docker Engine at {self.address.url} did not answer within {within:g} seconds "
+                f"({what})",
+                hint="see whether `docker ps` answers; restarting the Engine helps if it does not",
+            ) from None
+
+    async def _ready(self, *, agree: bool = True) -> Docker:
+        if self._docker is None:
+            # No deadline of aiodocker's: ours are those of whole calls.
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=QUICK)
+            with engine_errors("connect", self.address):
+                self._connector = _connector(self.address)
+                local = self.address.socket is not None
+                self._docker = Docker(
+                    url="http://localhost" if local else self.address.url,
+                    connector=self._connector,
+                    timeout=timeout,
+                )
+        docker = self._docker
+        if agree and docker.api_version == "auto":
+            async with self._agreeing:
+                if docker.api_version == "auto":
+                    docker.api_version = agreed(await self.version())
+        return docker
+
+
+def _connector(address: Address) -> aiohttp.BaseConnector | None:
+    if address.socket is not None:
+        return aiohttp.UnixConnector(str(address.socket), limit=_CONNECTIONS)
+    if address.tls is not None:
+        return aiohttp.TCPConnector(ssl=address.tls, limit=_CONNECTIONS)
+    return None
+
+
+def agreed(version: Mapping[str, Any]) -> str:
+    """The API version that both sides know. Raises NotSupportedError."""
+    newest = _number(version.get("ApiVersion"))
+    oldest = _number(version.get("MinAPIVersion"))
+    if newest < OLDEST or oldest > NEWEST:
+        raise NotSupportedError(
+            f"the Docker Engine speaks API {_text(oldest)} to {_text(newest)}, "
+            f"Capsule {_text(OLDEST)} to {_text(NEWEST)}",
+            hint="install a newer Docker Engine" if newest < OLDEST else "install a newer Capsule",
+        )
+    return f"v{_text(min(newest, NEWEST))}"
+
+
+def _number(text: object) -> tuple[int, int]:
+    major, _, minor = str(text or "0.0").partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+
+
+def _text(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def split_tag(name: str) -> tuple[str, str]:
+    """`repository`, and its tag or digest: without one the Engine would pull every tag."""
+    repository, at, digest = name.partition("@")
+    if at:
+        return repository, digest
+    head, colon, tag = name.rpartition(":")
+    return (head, tag) if colon and "/" not in tag else (name, "latest")
+
+
+def _progress(line: bytes, name: str) -> dict[str, Any]:
+    step = json.loads(line)
+    if "error" in step:
+        text = str(step["error"])
+        hint = "see whether its name is right, and `docker login` for a private one"
+        raise UnavailableError(f"image {name} cannot be pulled: {text}", hint=hint)
+    return dict(step)
+
+
+@contextlib.contextmanager
+def engine_errors(what: str, address: Address) -> Iterator[None]:
+    """The only place where the Engine's errors, and those of the way to it, become ours."""
+    try:
+        yield
+    except DockerError as exc:
+        text = _why(exc) if exc.status == _NO_ANSWER else exc.message
+        raise _translated(what, address, exc.status, text) from exc
+    except (aiohttp.ClientError, OSError, EOFError, ValueError, AssertionError) as exc:
+        raise _translated(what, address, _NO_ANSWER, _why(exc)) from exc
+
+
+def _why(exc: BaseException) -> str:
+    """The kernel's own words, which aiodocker and aiohttp wrap twice."""
+    cause: BaseException | None = exc
+    while cause is not None:
+        inner = getattr(cause, "os_error", cause)
+        if isinstance(inner, OSError) and inner.strerror:
+            return inner.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(exc) or type(exc).__name__
+
+
+def _translated(what: str, address: Address, status: int, message: str) -> CapsuleError:
+    message = " ".join(message.split())[:500]
+    text = f"the Docker Engine refused ({what}): {message}"
+    if status == _NO_ANSWER:
+        return UnavailableError(
+            f"the Docker Engine does not answer at {address.url}: {message}",
+            hint="start it (systemctl start docker), or set CAPSULE_DOCKER_HOST to where it is",
+        )
+    if "no space left on device" in message.lower():
+        return NoSpaceError(text, hint="free some space below the Engine's root (docker info)")
+    match status:
+        case 404:
+            return NotFoundError(text)
+        case 409:
+            return ConflictError(text)
+        case 400:
+            return InvalidError(text)
+        case 401 | 403:
+            return UnavailableError(text, hint="let the server's user talk to the Engine")
+    return UnavailableError(text, hint="the Engine's own log says more (journalctl -u docker)")

@@ -1,0 +1,98 @@
+"""What a container may do: everything security-relevant about one, in one table to read.
+
+`host_config` and `config` are what the Engine is told about a container; plan.py adds which one it
+is (image, sizes, mounts). Programs in it are further confined by the agent: another uid, no
+capabilities at all, the same seccomp profile once more, Landlock, rlimits.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from capsule.model import MIB, WORKSPACE
+
+UID = GID = 1000
+
+# All that root of the container keeps: to become the sandbox's user, to drop what is left for
+# programs, and to signal them. It may not even read their files.
+CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
+
+# What the agent calls before it starts a program, and no program may: it keeps programs to whole
+# cores. The filter that programs get is the profile as it is.
+AGENT_CALLS = ("sched_setaffinity",)
+
+HOST_CONFIG: Mapping[str, Any] = {
+    "NetworkMode": "none",
+    "CapDrop": ["ALL"],
+    "CapAdd": list(CAPABILITIES),
+    "Privileged": False,
+    "ReadonlyRootfs": True,
+    "IpcMode": "private",
+    "PidMode": "",
+    "UTSMode": "",
+    "UsernsMode": "",
+    "RestartPolicy": {"Name": "no"},
+    "AutoRemove": False,  # what died is looked at, then removed
+    "LogConfig": {"Type": "none", "Config": {}},  # output is the agent's, and bounded there
+    "Init": False,  # the agent reaps
+    "OomKillDisable": False,
+    "PublishAllPorts": False,
+    "Devices": [],
+    # At 0 a core is still made where the host pipes cores to a program; at 1 the kernel makes none.
+    "Ulimits": [{"Name": "core", "Soft": 1, "Hard": 1}],
+    # MaskedPaths and ReadonlyPaths are left out: the Engine's own lists hold.
+}
+
+CONFIG: Mapping[str, Any] = {
+    "User": "0:0",
+    "Entrypoint": ["/.capsule/agent"],
+    "Cmd": ["container"],
+    "WorkingDir": "/",
+    "Tty": False,
+    "OpenStdin": False,
+    "AttachStdin": False,
+    "AttachStdout": False,
+    "AttachStderr": False,
+    "NetworkDisabled": True,
+    "Healthcheck": {"Test": ["NONE"]},  # an image's own would run as root
+}
+
+# Behind the mounts, for programs only, should one of them be wrong. What an image declares as a
+# volume is not among them: the Engine would make it without a size.
+LANDLOCK = (
+    ("/", "rx"),
+    ("/proc", "dev"),
+    ("/dev", "dev"),
+    ("/dev/shm", "rw"),
+    (WORKSPACE, "rw"),
+    ("/tmp", "rw"),
+    ("/var/tmp", "rw"),
+)
+
+# Counted per user, which boxes share: little of each, so that one leaves the others theirs.
+PER_USER = {"sigpending": 1024, "msgqueue": 256 * 1024, "memlock": MIB}
+
+
+def security_options(profile: Mapping[str, Any]) -> list[str]:
+    return ["no-new-privileges", f"seccomp={json.dumps(for_agent(profile))}"]
+
+
+def for_agent(profile: Mapping[str, Any]) -> dict[str, Any]:
+    """The profile for the whole container: as programs have it, and what the agent needs."""
+    wider = copy.deepcopy(dict(profile))
+    for entry in wider.get("syscalls", ()):
+        entry.pop("comment", None)
+        entry["names"] = [name for name in entry["names"] if name not in AGENT_CALLS]
+    wider.pop("comment", None)
+    wider["syscalls"] = [entry for entry in wider.get("syscalls", ()) if entry["names"]]
+    wider["syscalls"].append({"names": list(AGENT_CALLS), "action": "SCMP_ACT_ALLOW"})
+    return wider
+
+
+def tmpfs(size: int, inodes: int, mode: int = 0o1777) -> str:
+    """Options of a tmpfs that belongs to the sandbox's user. None is without a size."""
+    owner = f"uid={UID},gid={GID}"
+    return f"rw,exec,nosuid,nodev,size={size},nr_inodes={inodes},mode={mode:o},{owner}"

@@ -1,0 +1,143 @@
+"""From a spec to the container that the Engine is asked for, and to what its agent is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from capsule.model import MIB, WORKSPACE, Limits
+from capsule.providers.docker import hardening
+from capsule.providers.docker.probe import Facts, Runtime
+
+PERIOD = 100_000  # microseconds over which a share of CPU is counted
+LEAST_QUOTA = 1000  # below which the kernel takes none
+
+# The agent's own: itself, its stand-in for pid 1, and the shepherd of an exec.
+AGENT_TASKS = 3
+# gVisor's kernel is a process whose threads the Engine counts, and whose memory it charges.
+SENTRY_TASKS = 1024
+SENTRY_MEMORY = 64 * MIB
+
+LABEL_ID = "capsule.id"
+LABEL_OWNER = "capsule.owner"
+LABEL_CREATED = "capsule.created"
+LABEL_BOX = "capsule.box"  # JSON: what a server that knows nothing else needs to adopt it
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """How the agent and its folder come into a container; the transport says it."""
+
+    mounts: Sequence[Mapping[str, Any]] = ()
+    tmpfs: Mapping[str, str] = field(default_factory=dict)
+    entrypoint: str = "/.capsule/agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What was decided and prepared for this box."""
+
+    id: str
+    image: str
+    hostname: str
+    limits: Limits
+    runtime: Runtime
+    cpus: tuple[int, ...]
+    filter: bytes  # for programs, compiled
+    profile: Mapping[str, Any]  # for the container
+    mounted: Mounted
+    labels: Mapping[str, str]
+    volumes: Sequence[str] = ()  # paths that the image wants volumes at
+
+
+def container(parts: Parts, found: Facts) -> dict[str, Any]:
+    """The body of the Engine's create."""
+    limits, gvisor = parts.limits, parts.runtime.gvisor
+    disks = writable(parts)
+    memory = limits.memory + sum(disk.size for disk in disks) + (SENTRY_MEMORY if gvisor else 0)
+    tasks = limits.processes + AGENT_TASKS
+    host: dict[str, Any] = {
+        **hardening.HOST_CONFIG,
+        "Runtime": parts.runtime.name,
+        "SecurityOpt": hardening.security_options(parts.profile),
+        "Tmpfs": {**{disk.path: disk.options for disk in disks}, **parts.mounted.tmpfs},
+        "Mounts": list(parts.mounted.mounts),
+        "ShmSize": limits.memory // 2,
+        "CgroupnsMode": "private" if found.cgroups == 2 else "",
+    }
+    if "memory" in found.limits:
+        host |= {"Memory": memory, "MemorySwap": memory}
+    if "cpus" in found.limits:
+        host |= {"CpuPeriod": PERIOD, "CpuQuota": max(int(limits.cpus * PERIOD), LEAST_QUOTA)}
+    if "processes" in found.limits:
+        host["PidsLimit"] = max(tasks, SENTRY_TASKS) if gvisor else tasks
+    return {
+        **hardening.CONFIG,
+        "Image": parts.image,
+        "Hostname": parts.hostname,
+        "Entrypoint": [parts.mounted.entrypoint],
+        "Env": [f"CAPSULE_BOX={json.dumps(box(parts))}"],
+        "Labels": dict(parts.labels),
+        "HostConfig": host,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    path: str
+    size: int
+    inodes: int
+    mode: int = 0o1777
+
+    @property
+    def options(self) -> str:
+        return hardening.tmpfs(self.size, self.inodes, self.mode)
+
+
+def writable(parts: Parts) -> list[Disk]:
+    """Everything that programs can write to, with its size: the only choice of backing so far.
+
+    Three mounts cannot share one tmpfs, so /tmp and /var/tmp have a part of the disk's size each,
+    beside it. What an image declares as a volume would have no size at all: it is covered.
+    """
+    size, inodes = parts.limits.disk, parts.limits.inodes
+    disks = [
+        Disk(WORKSPACE, size, inodes, 0o755),
+        Disk("/tmp", max(size // 2, MIB), inodes),
+        Disk("/var/tmp", max(size // 8, MIB), max(inodes // 8, 64)),
+    ]
+    covered = {disk.path for disk in disks}
+    return disks + [Disk(path, MIB, 64) for path in parts.volumes if path not in covered]
+
+
+def box(parts: Parts) -> dict[str, Any]:
+    """CAPSULE_BOX: what the agent is told (spec/launch.md)."""
+    return {
+        "id": parts.id,
+        "dir": "/.capsule",
+        "isolation": "container",
+        "hostname": parts.hostname,
+        "uid": hardening.UID,
+        "gid": hardening.GID,
+        "user": {"mode": "uid"},
+        "rlimits": rlimits(parts),
+        "cpus": list(parts.cpus),
+        "landlock": {"abi": 0, "scope": True, "rules": [list(r) for r in hardening.LANDLOCK]},
+        "filter": parts.filter.hex(),
+    }
+
+
+def rlimits(parts: Parts) -> dict[str, int]:
+    limits = parts.limits
+    values = {
+        "nofile": limits.open_files,
+        # A disk of its own is full before this: ENOSPC is what programs understand.
+        "fsize": limits.disk + MIB,
+        # The disk counts as memory, so that the container may have more of it than programs.
+        "data": limits.memory,
+    }
+    # gVisor's kernel is the box's own: what is counted per user is counted for this box alone. Of
+    # the host's, boxes share the uid; there the cgroup counts processes.
+    return values | ({"nproc": limits.processes} if parts.runtime.gvisor else hardening.PER_USER)

@@ -1,0 +1,244 @@
+"""What an Engine can do, as it says itself; the reason and the fix for what it cannot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from capsule.errors import NotSupportedError
+from capsule.model import Isolation, Unenforced
+from capsule.providers.contract import Capabilities, Finding
+from capsule.providers.docker.address import Address
+from capsule.providers.docker.settings import DockerSettings
+
+# runsc's values of --host-uds under which a socket bound inside can be reached from outside.
+_SOCKETS_OUT = frozenset({"all", "create"})
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """An OCI runtime of the Engine's."""
+
+    name: str
+    gvisor: bool = False
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def isolation(self) -> Isolation:
+        return Isolation.GVISOR if self.gvisor else Isolation.CONTAINER
+
+    @property
+    def lets_sockets_out(self) -> bool:
+        return not self.gvisor or self._flag("host-uds") in _SOCKETS_OUT
+
+    def _flag(self, name: str) -> str:
+        """The last value of --name=value among its arguments, as runsc reads them."""
+        words = [word.lstrip("-").partition("=") for word in self.arguments]
+        values = [value for key, _, value in words if key == name]
+        return values[-1] if values else ""
+
+    def findings(self) -> Iterable[Finding]:
+        if not self.gvisor:
+            return
+        yield Finding(
+            f"runtime {self.name}: host-uds",
+            self.lets_sockets_out,
+            "agents are reached by their own sockets"
+            if self.lets_sockets_out
+            else "agents are reached through the Engine, which is slower",
+            "" if self.lets_sockets_out else _flag_fix(self.name, "--host-uds=all"),
+        )
+        offline = self._flag("network") in ("none", "")
+        yield Finding(
+            f"runtime {self.name}: network",
+            offline,
+            "sandboxes have no network in any case" if offline else "it may use the host's network",
+            "" if offline else _flag_fix(self.name, "--network=none"),
+        )
+
+
+def _flag_fix(name: str, flag: str) -> str:
+    return f'add "{flag}" to runtimes.{name}.runtimeArgs in /etc/docker/daemon.json'
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The Engine as the provider sees it. What plan.py decides, it decides from this."""
+
+    version: str
+    api: str
+    kind: str  # Docker or Podman
+    cpus: int
+    cgroups: int  # 1 or 2; 0: none
+    limits: frozenset[str]  # of memory, cpus, processes: what it can enforce
+    runtimes: Mapping[str, Runtime]
+    default_runtime: str
+    quota: bool  # the storage driver gives containers a size
+    rootless: bool
+    remapped: bool  # containers' users are mapped to others
+    live_restore: bool
+    shares_root: bool  # root of a container is our own uid on this host
+
+    def runtime(self, name: str | None) -> Runtime:
+        wanted = name or self.default_runtime
+        found = self.runtimes.get(wanted)
+        if found is None:
+            raise NotSupportedError(
+                f"the Docker Engine has no runtime {wanted!r}",
+                hint=f"it has {', '.join(sorted(self.runtimes))}; "
+                "others are added in /etc/docker/daemon.json",
+                field="runtime",
+            )
+        return found
+
+
+def facts(version: Mapping[str, Any], info: Mapping[str, Any], address: Address) -> Facts:
+    """Looks at the owner of the Engine's socket. What an Engine does not tell, it has not."""
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
+    rootless = any(option.startswith("name=rootless") for option in options)
+    remapped = any(option.startswith("name=userns") for option in options)
+    components = [str(part.get("Name")) for part in version.get("Components") or ()]
+    return Facts(
+        version=str(info.get("ServerVersion") or version.get("Version") or "unknown"),
+        api=str(version.get("ApiVersion")),
+        kind="Podman" if any("Podman" in name for name in components) else "Docker",
+        cpus=max(int(info.get("NCPU") or 0), 1),
+        cgroups=int(info.get("CgroupVersion") or 0),
+        limits=_limits(info),
+        runtimes=_runtimes(info.get("Runtimes") or {}),
+        default_runtime=str(info.get("DefaultRuntime") or "runc"),
+        quota=has_quota(info),
+        rootless=rootless,
+        remapped=remapped,
+        live_restore=bool(info.get("LiveRestoreEnabled")),
+        shares_root=not remapped and _same_root(address, rootless),
+    )
+
+
+def _limits(info: Mapping[str, Any]) -> frozenset[str]:
+    fields = {"memory": "MemoryLimit", "cpus": "CpuCfsQuota", "processes": "PidsLimit"}
+    # An Engine that leaves a field out is one that does not know the question.
+    return frozenset(limit for limit, field in fields.items() if info.get(field, True))
+
+
+def _runtimes(told: Mapping[str, Any]) -> dict[str, Runtime]:
+    return {name: _runtime(name, about or {}) for name, about in told.items()}
+
+
+def _runtime(name: str, about: Mapping[str, Any]) -> Runtime:
+    program = PurePosixPath(str(about.get("path") or about.get("runtimeType") or name)).name
+    return Runtime(
+        name,
+        gvisor="runsc" in program or "gvisor" in program or name.startswith("runsc"),
+        arguments=tuple(str(word) for word in about.get("runtimeArgs") or ()),
+    )
+
+
+def has_quota(info: Mapping[str, Any]) -> bool:
+    """Whether `StorageOpt: size` works."""
+    driver = str(info.get("Driver"))
+    status = {str(key): str(value) for key, value in info.get("DriverStatus") or ()}
+    if driver == "overlay2":
+        return status.get("Backing Filesystem") == "xfs" and status.get("Supports pquota") == "true"
+    return driver in ("btrfs", "zfs", "windowsfilter")
+
+
+def _same_root(address: Address, rootless: bool) -> bool:
+    """A box's folder is closed to all but its owner: the container's root must be just that."""
+    if address.socket is None:
+        return False
+    if not rootless:
+        return os.geteuid() == 0
+    try:
+        return os.stat(address.socket).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def capabilities(
+    found: Facts, settings: DockerSettings, transports: Mapping[str, str], images: list[Finding]
+) -> Capabilities:
+    name = settings.runtime or found.default_runtime
+    runtime = found.runtimes.get(name)
+    return Capabilities(
+        provider="docker",
+        usable=runtime is not None,
+        isolation=runtime.isolation if runtime else Isolation.NONE,
+        features=frozenset({"pause"}),
+        unenforced=tuple(unenforced(found, runtime)) if runtime else (),
+        findings=(*_findings(found, name, transports), *images),
+    )
+
+
+def _findings(found: Facts, name: str, transports: Mapping[str, str]) -> Iterable[Finding]:
+    mode = ", rootless" if found.rootless else ", user namespaces" if found.remapped else ""
+    yield Finding("engine", True, f"{found.kind} {found.version}, API {found.api}{mode}")
+    known = name in found.runtimes
+    yield Finding(
+        "runtime",
+        known,
+        f"{name}; there are {', '.join(sorted(found.runtimes))}",
+        "" if known else f"install {name}, and name it in /etc/docker/daemon.json",
+    )
+    gvisor = [runtime for runtime in found.runtimes.values() if runtime.gvisor]
+    yield Finding(
+        "gvisor",
+        bool(gvisor),
+        f"runtime {', '.join(r.name for r in gvisor)}" if gvisor else "the Engine has no runsc",
+        "" if gvisor else "install runsc, then `runsc install` and restart the Engine",
+    )
+    for runtime in gvisor:
+        yield from runtime.findings()
+    if name in transports:
+        yield Finding("transport", True, transports[name])
+    missing = sorted({"memory", "cpus", "processes"} - found.limits)
+    yield Finding(
+        "cgroups",
+        not missing,
+        f"version {found.cgroups}" if not missing else f"no limit on {', '.join(missing)}",
+        "" if not missing else _cgroup_fix(found),
+    )
+    yield Finding(
+        "disk",
+        True,
+        "memory-backed and sized, and counted as the sandbox's memory",
+    )
+    yield Finding(
+        "live-restore",
+        found.live_restore,
+        "sandboxes go on while the Engine restarts"
+        if found.live_restore
+        else "a restart of the Engine ends its sandboxes",
+        "" if found.live_restore else 'set "live-restore": true in /etc/docker/daemon.json',
+    )
+
+
+def _cgroup_fix(found: Facts) -> str:
+    if found.rootless:
+        return "use cgroup version 2 and delegate memory, cpu and pids to the Engine's user"
+    return "boot with these controllers enabled (cgroup_enable=memory)"
+
+
+def unenforced(found: Facts, runtime: Runtime) -> Iterable[Unenforced]:
+    """The limits that do not hold here as they are meant, whatever the sandbox asks for."""
+    fix = _cgroup_fix(found)
+    if "memory" not in found.limits:
+        yield Unenforced("memory", "each process is limited, but not their sum: no cgroup", fix)
+    else:
+        yield Unenforced(
+            "memory",
+            "the disk is memory-backed here, so memory and disk are limited together: their sum "
+            "holds, and each process is limited on its own",
+            "use the local provider as root, whose disks are images",
+        )
+    if "cpus" not in found.limits:
+        yield Unenforced("cpus", "programs are only kept to whole cores: no cgroup", fix)
+    if "processes" not in found.limits and not runtime.gvisor:
+        yield Unenforced("processes", "the Engine cannot count them: no cgroup", fix)
+
+
+def as_json(gaps: Iterable[Unenforced]) -> list[dict[str, Any]]:
+    return [{"what": each.what, "why": each.why, "fix": each.fix} for each in gaps]

@@ -1,0 +1,384 @@
+"""Boxes made by a Docker Engine: a container each, with `capsule-agent` as its pid 1.
+
+The provider decides (plan.py), asks the Engine (engine.py) and waits for the agent (box.py). A
+container's name and labels are its record: they come into being with it and go with it, so there
+is nothing that a killed server could leave unrecorded but a folder, which `owned` lists as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import structlog
+
+from capsule.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    NotSupportedError,
+    UnavailableError,
+)
+from capsule.link.unix import NobodyListensError
+from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
+from capsule.providers.cleanup import finish, to_the_end
+from capsule.providers.contract import Box, Capabilities, Finding, Provider
+from capsule.providers.docker import address, plan, probe, transport
+from capsule.providers.docker.box import DockerBox, NoSocketError, await_agent, missing_programs
+from capsule.providers.docker.engine import Engine
+from capsule.providers.docker.plan import LABEL_BOX, LABEL_CREATED, LABEL_ID, LABEL_OWNER
+from capsule.providers.docker.probe import Facts, Runtime
+from capsule.providers.docker.settings import DockerSettings
+from capsule.providers.docker.supply import Found, Supply
+from capsule.providers.docker.transport import Folders
+from capsule.providers.local import seccomp
+from capsule.providers.local.cores import Cores
+from capsule.providers.local.host_errors import host_errors
+from capsule.providers.local.views import visible_cpus
+
+log = structlog.get_logger(__name__)
+
+UNDO_BUDGET = 40.0
+ANSWER_WITHIN = 5.0
+
+
+@dataclass(slots=True)
+class Host:
+    """What an open provider has once it knows its Engine."""
+
+    engine: Engine
+    facts: Facts
+    supply: Supply
+    cores: Cores
+    # Runtimes whose sockets do not come out, though they should: learnt by trying.
+    silent: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A launch that has been decided on."""
+
+    id: SandboxId
+    spec: SandboxSpec
+    runtime: Runtime
+    image: Found
+    way: str
+    cpus: tuple[int, ...]
+
+
+class DockerProvider(Provider):
+    name: ClassVar[str] = "docker"
+
+    def __init__(self, settings: DockerSettings) -> None:
+        self.settings = settings
+        self._folders = Folders(settings.run_dir / "docker")
+        self._engine: Engine | None = None
+        self._host: Host | None = None
+        self._owner = ""  # who we are to the Engine, which may serve others too
+        self._filters: dict[str, tuple[bytes, dict[str, Any]]] = {}
+
+    async def open(self) -> None:
+        try:
+            with host_errors("the docker provider cannot be set up"):
+                self._owner = await asyncio.to_thread(self._prepare)
+            found = await self._facts()
+            found.runtime(self.settings.runtime)
+            engine = await self._reach()
+            supply, cores = Supply(engine, self.settings), Cores(range(found.cpus))
+            await self._filter("default")
+            self._host = Host(engine, found, supply, cores)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        self._host = None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.aclose()
+
+    async def probe(self) -> Capabilities:
+        found = self._host.facts if self._host else await self._facts()
+        ways = {
+            name: transport.NAMES[transport.choose(self.settings.transport, found, runtime)]
+            for name, runtime in found.runtimes.items()
+        }
+        images = [finding async for finding in self._image_findings()]
+        return probe.capabilities(found, self.settings, ways, images)
+
+    async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
+        host = self._ready()
+        runtime = self._runtime(host, spec)
+        image = await self._image(host, spec)
+        way = transport.choose(self.settings.transport, host.facts, runtime)
+        if self.settings.transport == "auto" and runtime.name in host.silent:
+            way = "engine"
+        cpus = host.cores.pick(visible_cpus(spec.limits, host.facts.cpus))
+        order = Order(_safe(sandbox_id), spec, runtime, image, way, cpus)
+        try:
+            return await self._launch(host, order)
+        except NoSocketError as exc:
+            if self.settings.transport != "auto":
+                raise
+            log.warning("no socket comes out", runtime=runtime.name, reason=exc.message)
+            host.silent.add(runtime.name)
+        return await self._launch(host, Order(order.id, spec, runtime, image, "engine", cpus))
+
+    async def _launch(self, host: Host, order: Order) -> Box:
+        body, record = await self._container(host, order)
+        host.cores.take(order.id, order.cpus)
+        try:
+            if order.way == "socket":
+                await to_the_end(self._folders.make(order.id))
+            return await self._bring_up(host, order, body, record)
+        except BaseException as exc:
+            if not isinstance(exc, ConflictError):  # then it is somebody else's
+                what = f"launch of {order.id}"
+                await finish(self._remove(order.id), what, budget=UNDO_BUDGET)
+            raise
+
+    async def _bring_up(
+        self, host: Host, order: Order, body: Mapping[str, Any], record: Mapping[str, Any]
+    ) -> DockerBox:
+        name = self._name(order.id)
+        # To remove a container that the Engine is still making is a race: each step is let finish.
+        container = await self._create(host, order, name, body)
+        await to_the_end(host.engine.start(container))
+        box = self._box(host, order.id, {**record, "container": container})
+        await await_agent(box, self._folders)
+        await self._check_needs(host, order, box)
+        return box
+
+    async def _create(self, host: Host, order: Order, name: str, body: Mapping[str, Any]) -> str:
+        try:
+            return await to_the_end(host.engine.create(name, body))
+        except NotFoundError:
+            host.supply.forget(order.image.name)
+            await self._image(host, order.spec)  # it was there a minute ago
+        except InvalidError as exc:
+            if order.way == "socket" and "bind source path does not exist" in exc.message:
+                raise NoSocketError("the Engine does not see this host's files") from exc
+            raise UnavailableError(f"the sandbox could not be started: {exc.message}") from exc
+        return await to_the_end(host.engine.create(name, body))
+
+    async def _check_needs(self, host: Host, order: Order, box: DockerBox) -> None:
+        template = order.spec.template
+        known = (order.image.id, template.needs)
+        if not template.needs or known in host.supply.checked:
+            return
+        missing = await missing_programs(box, template)
+        if missing:
+            raise NotFoundError(
+                f"image {order.image.name} of template {template.name} has no {', '.join(missing)}",
+                hint="install it in the image, or change `needs` of the template",
+            )
+        host.supply.checked.add(known)
+
+    async def adopt(self, handle: Handle) -> Box | None:
+        host = self._ready()
+        sandbox_id = SandboxId(_safe(handle.sandbox_id))
+        record = dict(handle.data)
+        if record.get("transport") == "socket":
+            # An agent that answers says more than the Engine does, also while that is restarted.
+            with contextlib.suppress(NobodyListensError):
+                return await self._answering(host, sandbox_id, record)
+        found = await host.engine.inspect(self._name(sandbox_id))
+        state = (found or {}).get("State") or {}
+        if found is None or not (state.get("Running") or state.get("Paused")):
+            log.info("box is gone", sandbox=sandbox_id, reason=state.get("Status", "no container"))
+            return None
+        record = _record(found["Id"], found["Config"].get("Labels") or {})
+        if state.get("Paused"):
+            return self._box(host, sandbox_id, record)
+        return await self._answering(host, sandbox_id, record)
+
+    async def _answering(
+        self, host: Host, sandbox_id: SandboxId, record: Mapping[str, Any]
+    ) -> Box | None:
+        box = self._box(host, sandbox_id, record)
+        answer = await box.ping(ANSWER_WITHIN)
+        if answer.get("id") != sandbox_id:
+            return None
+        host.cores.take(sandbox_id, record.get("cpus") or ())
+        return box
+
+    async def owned(self) -> AsyncIterator[Handle]:
+        engine = await self._reach()
+        seen = set()
+        for found in await engine.containers(f"{LABEL_OWNER}={self._owner}"):
+            labels = found.get("Labels") or {}
+            sandbox_id = SandboxId(labels.get(LABEL_ID, ""))
+            seen.add(sandbox_id)
+            yield Handle(self.name, sandbox_id, _record(found["Id"], labels))
+        for name in await asyncio.to_thread(self._folders.names):
+            if name not in seen:
+                yield Handle(self.name, SandboxId(name), {})
+
+    async def discard(self, handle: Handle) -> None:
+        await self._remove(_safe(handle.sandbox_id))
+
+    async def _remove(self, sandbox_id: str) -> None:
+        """The folder last: until then it is what `owned` finds."""
+        engine = await self._reach()
+        await engine.remove(self._name(sandbox_id))
+        await self._folders.remove(sandbox_id)
+        if self._host is not None:
+            self._host.cores.release(sandbox_id)
+
+    def _name(self, sandbox_id: str) -> str:
+        return f"capsule-{self._owner[:8]}-{sandbox_id}"
+
+    def _box(self, host: Host, sandbox_id: SandboxId, record: Mapping[str, Any]) -> DockerBox:
+        return DockerBox(
+            Handle(self.name, sandbox_id, record),
+            Isolation(record["isolation"]),
+            [Unenforced(**each) for each in record.get("unenforced") or ()],
+            host.engine,
+            self._name(sandbox_id),
+            connect=lambda: self._folders.connect(sandbox_id),
+            remove=lambda: self._remove(sandbox_id),
+        )
+
+    async def _container(self, host: Host, order: Order) -> tuple[dict[str, Any], dict[str, Any]]:
+        filter_, profile = await self._filter(order.spec.template.seccomp)
+        record = {
+            "isolation": order.runtime.isolation.value,
+            "runtime": order.runtime.name,
+            "transport": order.way,
+            "image": order.image.name,
+            "cpus": list(order.cpus),
+            "unenforced": probe.as_json(probe.unenforced(host.facts, order.runtime)),
+        }
+        parts = plan.Parts(
+            id=order.id,
+            image=order.image.name,
+            hostname=order.spec.hostname,
+            limits=order.spec.limits,
+            runtime=order.runtime,
+            cpus=order.cpus,
+            filter=filter_,
+            profile=profile,
+            mounted=self._mounted(order),
+            labels=_labels(order.id, self._owner, record),
+            volumes=order.image.volumes,
+        )
+        return plan.container(parts, host.facts), record
+
+    def _mounted(self, order: Order) -> plan.Mounted:
+        if order.way == "engine":
+            raise NotSupportedError("transport engine is not built in")
+        return transport.by_socket(self._folders.path(order.id), self.settings.agent)
+
+    async def _filter(self, name: str) -> tuple[bytes, dict[str, Any]]:
+        found = self._filters.get(name)
+        if found is None:
+            found = self._filters[name] = await asyncio.to_thread(self._compile, name)
+        return found
+
+    def _compile(self, name: str) -> tuple[bytes, dict[str, Any]]:
+        profile = seccomp.load_profile(name, self.settings.profiles_dir)
+        return seccomp.compile_profile(profile), profile
+
+    def _runtime(self, host: Host, spec: SandboxSpec) -> Runtime:
+        template = spec.template
+        if template.network != "none":
+            raise NotSupportedError(
+                f"template {template.name} asks for network {template.network}",
+                hint="the docker provider gives none; set `network: none`",
+            )
+        runtime = host.facts.runtime(spec.runtime or template.runtime or self.settings.runtime)
+        if runtime.isolation.weaker_than(self.settings.min_isolation):
+            raise ForbiddenError(
+                f"runtime {runtime.name} isolates by {runtime.isolation}, "
+                f"required: {self.settings.min_isolation}",
+                hint="take another runtime, or set a lower CAPSULE_MIN_ISOLATION",
+                field="runtime",
+            )
+        return runtime
+
+    async def _image(self, host: Host, spec: SandboxSpec) -> Found:
+        name = self.settings.image_of(spec.template)
+        return await host.supply.get(name, template=spec.template.name)
+
+    async def _image_findings(self) -> AsyncIterator[Finding]:
+        engine = await self._reach()
+        for template in self.settings.templates:
+            name = self.settings.image_of(template)
+            there = await engine.image(name) is not None
+            fix = f"docker pull {name}"
+            if self.settings.is_ours(name):
+                fix = f"capsule template build {template.name}"
+            detail = name if there else f"no image {name}"
+            yield Finding(f"template {template.name}", there, detail, "" if there else fix)
+
+    async def _facts(self) -> Facts:
+        engine = await self._reach()
+        version, info = await engine.version(), await engine.info()
+        return await asyncio.to_thread(probe.facts, version, info, engine.address)
+
+    async def _reach(self) -> Engine:
+        """Also when it is not open: what is left behind can still be listed and removed."""
+        if self._engine is None:
+            self._engine = Engine(await asyncio.to_thread(address.find, self.settings.host))
+        return self._engine
+
+    def _ready(self) -> Host:
+        if self._host is None:
+            raise UnavailableError("the docker provider is not open")
+        return self._host
+
+    def _prepare(self) -> str:
+        """Makes our folders. Returns who we are."""
+        self._folders.prepare()
+        self.settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _owner(self.settings.data_dir / "docker-owner")
+
+
+def _owner(file: Path) -> str:
+    """A name for this data directory that no other has, made once."""
+    with contextlib.suppress(FileNotFoundError):
+        text = file.read_text().strip()
+        if text:
+            return text
+    draft = file.with_name(f".owner-{secrets.token_hex(4)}")
+    draft.write_text(secrets.token_hex(16))
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, file)
+    draft.unlink()
+    return file.read_text().strip()
+
+
+def _labels(sandbox_id: str, owner: str, record: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        LABEL_ID: sandbox_id,
+        LABEL_OWNER: owner,
+        LABEL_CREATED: f"{time.time():.3f}",
+        LABEL_BOX: json.dumps(record),
+    }
+
+
+def _record(container: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """What a handle carries, from a container's labels; the least of it when they were changed."""
+    try:
+        record = json.loads(labels.get(LABEL_BOX, ""))
+    except ValueError:
+        record = {}
+    if not isinstance(record, dict) or "isolation" not in record:
+        record = {"isolation": Isolation.CONTAINER.value, "transport": "socket"}
+    return {**record, "container": container}
+
+
+def _safe(sandbox_id: str) -> SandboxId:
+    """The service made the id; a path or a URL made from it must stay below us anyway."""
+    if not sandbox_id or not all(c.isalnum() or c in "-_" for c in sandbox_id):
+        raise UnavailableError(f"not the id of a box: {sandbox_id!r}")
+    return SandboxId(sandbox_id)

@@ -1,0 +1,97 @@
+"""How the host talks to the agent in a container.
+
+`socket`: the box's folder on the host is mounted into the container at /.capsule, and the agent
+binds its socket there. A connect costs what it costs locally. It takes an Engine on this host whose
+containers' root is our own uid: the folder's mode is what keeps everybody else out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from capsule.errors import ConflictError
+from capsule.link.unix import connect_unix
+from capsule.providers.contract import ByteStream
+from capsule.providers.docker.plan import Mounted
+from capsule.providers.docker.probe import Facts, Runtime
+from capsule.providers.local.host_errors import host_error
+
+INSIDE = "/.capsule"
+SOCKET = "agent.sock"
+ERROR = "error"
+
+NAMES = {"socket": "the agent's own socket", "engine": "a stream through the Engine"}
+
+
+def choose(setting: str, found: Facts, runtime: Runtime) -> str:
+    """`socket` where it can work, as far as one can tell from here."""
+    if setting != "auto":
+        return setting
+    return "socket" if found.shares_root and runtime.lets_sockets_out else "engine"
+
+
+class Folders:
+    """The boxes' folders on the host: one for each box that is reached by its socket."""
+
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
+
+    def prepare(self) -> None:
+        self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._parent.chmod(0o700)
+
+    def path(self, sandbox_id: str) -> Path:
+        return self._parent / sandbox_id
+
+    def names(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(os.listdir(self._parent))
+        return []
+
+    async def make(self, sandbox_id: str) -> None:
+        """Raises ConflictError when the id is taken."""
+        await asyncio.to_thread(_make, self.path(sandbox_id))
+
+    async def remove(self, sandbox_id: str) -> None:
+        """It holds a socket, a mount point and perhaps a reason; nothing of a program's."""
+        await asyncio.to_thread(_remove, self.path(sandbox_id))
+
+    def reason(self, sandbox_id: str) -> str:
+        """Why the agent could not start, in its own words; "" when it left none."""
+        with contextlib.suppress(OSError):
+            return (self.path(sandbox_id) / ERROR).read_text(errors="replace").strip()[:500]
+        return ""
+
+    async def connect(self, sandbox_id: str) -> ByteStream:
+        return await connect_unix(str(self.path(sandbox_id) / SOCKET))
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(0o700)
+    except FileExistsError:
+        raise ConflictError(f"a box with this id exists already: {path.name}") from None
+    except OSError as exc:
+        raise host_error("no folder for the box", exc) from exc
+
+
+def _remove(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise host_error("the box's folder cannot be removed", exc) from exc
+
+
+def by_socket(folder: Path, agent: Path) -> Mounted:
+    return Mounted(mounts=[_bind(folder, INSIDE), _bind(agent, f"{INSIDE}/agent", read_only=True)])
+
+
+def _bind(source: Path, target: str, *, read_only: bool = False) -> dict[str, object]:
+    # A mount, not a bind: the Engine refuses a source that it cannot see instead of making it up.
+    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
