@@ -8,6 +8,7 @@ ask more often than we have to.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -16,7 +17,6 @@ from typing import Any
 import aiohttp
 from aiodocker import Docker
 from aiodocker.exceptions import DockerError
-from aiodocker.stream import Stream
 
 from capsule.errors import (
     CapsuleError,
@@ -28,6 +28,7 @@ from capsule.errors import (
     UnavailableError,
 )
 from capsule.providers.docker.address import Address
+from capsule.providers.docker.hijack import HijackedStream, hijack
 
 OLDEST = (1, 41)
 NEWEST = (1, 51)  # what this was written against; a newer Engine is spoken to in this version
@@ -131,48 +132,62 @@ class Engine:
             finally:
                 response.close()
 
-    async def put_archive(self, name: str, path: str, tar: bytes) -> None:
+    async def put(self, name: str, folder: str, tar: bytes) -> None:
+        """Unpacks `tar` in a container that does not run."""
         await self._json(
             "copy",
             "PUT",
             f"containers/{name}/archive",
-            params={"path": path},
+            params={"path": folder},
             data=tar,
             headers={"Content-Type": "application/x-tar"},
             within=SLOW,
         )
 
-    async def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
-        await self._json("volume", "POST", "volumes/create", data={"Name": name, "Labels": labels})
+    async def size(self, name: str, path: str) -> int | None:
+        """Of a file in a container that does not run. None: there is no such file."""
+        what = "look into a container"
+        docker = await self._ready()
+        # Not by aiodocker, which expects a body that the answer to a HEAD cannot have.
+        where = docker._canonicalize_url(f"containers/{name}/archive")
+        async with self._deadline(what, QUICK):
+            with engine_errors(what, self.address):
+                async with docker.session.head(where, params={"path": path}) as response:
+                    told = response.headers.get("X-Docker-Container-Path-Stat")
+                    return int(json.loads(base64.b64decode(told))["size"]) if told else None
 
-    async def volume(self, name: str) -> dict[str, Any] | None:
-        try:
-            return dict(await self._json("volume", "GET", f"volumes/{name}"))
-        except NotFoundError:
-            return None
+    async def volumes(self, label: str) -> list[dict[str, Any]]:
+        params = {"filters": json.dumps({"label": [label]})}
+        found = await self._json("volumes", "GET", "volumes", params=params)
+        return list(found.get("Volumes") or ())
+
+    async def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        body = {"Name": name, "Labels": dict(labels)}
+        await self._json("make a volume", "POST", "volumes/create", data=body, within=SLOW)
 
     async def remove_volume(self, name: str) -> None:
+        """Raises ConflictError while a container uses it."""
         with contextlib.suppress(NotFoundError):
-            await self._json("volume", "DELETE", f"volumes/{name}", within=SLOW)
+            await self._json("remove a volume", "DELETE", f"volumes/{name}", within=SLOW)
 
     async def stats(self, name: str) -> dict[str, Any]:
         params = {"stream": "false", "one-shot": "true"}
         return dict(await self._json("stats", "GET", f"containers/{name}/stats", params=params))
 
-    async def exec(self, name: str, argv: list[str], user: str = "0:0") -> Stream:
-        """A program beside the agent, with its input and output as one stream; not begun yet."""
+    async def exec(self, name: str, argv: list[str]) -> HijackedStream:
+        """A program beside the agent, as root of the container. The caller owns the deadline."""
         body = {
             "Cmd": argv,
-            "User": user,
+            "User": "0:0",
             "AttachStdin": True,
             "AttachStdout": True,
-            "AttachStderr": False,
+            "AttachStderr": True,
             "Tty": False,
         }
         made = await self._json("exec", "POST", f"containers/{name}/exec", data=body)
         docker = await self._ready()
-        stream: Stream = docker.containers.exec(made["Id"]).start(detach=False)
-        return stream
+        with engine_errors("exec", self.address):
+            return await hijack(docker, str(made["Id"]))
 
     async def _json(
         self, what: str, method: str, path: str, *, within: float = QUICK, **request: Any
@@ -286,8 +301,12 @@ def engine_errors(what: str, address: Address) -> Iterator[None]:
     except DockerError as exc:
         text = _why(exc) if exc.status == _NO_ANSWER else exc.message
         raise _translated(what, address, exc.status, text) from exc
-    except (aiohttp.ClientError, OSError, EOFError, ValueError, AssertionError) as exc:
+    except (aiohttp.ClientError, OSError, EOFError) as exc:
         raise _translated(what, address, _NO_ANSWER, _why(exc)) from exc
+    except (ValueError, LookupError, TypeError, AssertionError) as exc:
+        raise UnavailableError(
+            f"the Docker Engine at {address.url} gave no proper answer ({what}): {exc!r}"
+        ) from exc
 
 
 def _why(exc: BaseException) -> str:

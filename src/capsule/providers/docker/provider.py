@@ -33,10 +33,12 @@ from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import Box, Capabilities, Finding, Provider
 from capsule.providers.docker import address, plan, probe, transport
+from capsule.providers.docker.agent_volume import AgentVolume
 from capsule.providers.docker.box import DockerBox, NoSocketError, await_agent, missing_programs
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.plan import LABEL_BOX, LABEL_CREATED, LABEL_ID, LABEL_OWNER
 from capsule.providers.docker.probe import Facts, Runtime
+from capsule.providers.docker.relays import Relays
 from capsule.providers.docker.settings import DockerSettings
 from capsule.providers.docker.supply import Found, Supply
 from capsule.providers.docker.transport import Folders
@@ -59,6 +61,8 @@ class Host:
     facts: Facts
     supply: Supply
     cores: Cores
+    relays: Relays
+    volume: AgentVolume
     # Runtimes whose sockets do not come out, though they should: learnt by trying.
     silent: set[str] = field(default_factory=set)
 
@@ -93,15 +97,23 @@ class DockerProvider(Provider):
             found = await self._facts()
             found.runtime(self.settings.runtime)
             engine = await self._reach()
-            supply, cores = Supply(engine, self.settings), Cores(range(found.cpus))
             await self._filter("default")
-            self._host = Host(engine, found, supply, cores)
+            self._host = Host(
+                engine,
+                found,
+                Supply(engine, self.settings),
+                Cores(range(found.cpus)),
+                Relays(engine, self._name, transport.RELAY),
+                AgentVolume(engine, self.settings.agent, name=self._name, labels=self._labels),
+            )
         except BaseException:
             await self.aclose()
             raise
 
     async def aclose(self) -> None:
-        self._host = None
+        host, self._host = self._host, None
+        if host is not None:
+            await host.relays.aclose()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.aclose()
@@ -218,6 +230,8 @@ class DockerProvider(Provider):
             labels = found.get("Labels") or {}
             sandbox_id = SandboxId(labels.get(LABEL_ID, ""))
             seen.add(sandbox_id)
+            if self._host is not None and sandbox_id == self._host.volume.helper:
+                continue
             yield Handle(self.name, sandbox_id, _record(found["Id"], labels))
         for name in await asyncio.to_thread(self._folders.names):
             if name not in seen:
@@ -232,19 +246,25 @@ class DockerProvider(Provider):
         await engine.remove(self._name(sandbox_id))
         await self._folders.remove(sandbox_id)
         if self._host is not None:
+            await self._host.relays.close(sandbox_id)
             self._host.cores.release(sandbox_id)
 
     def _name(self, sandbox_id: str) -> str:
         return f"capsule-{self._owner[:8]}-{sandbox_id}"
 
+    def _labels(self, sandbox_id: str) -> dict[str, str]:
+        created = f"{time.time():.3f}"
+        return {LABEL_ID: sandbox_id, LABEL_OWNER: self._owner, LABEL_CREATED: created}
+
     def _box(self, host: Host, sandbox_id: SandboxId, record: Mapping[str, Any]) -> DockerBox:
+        way = self._folders if record.get("transport") == "socket" else host.relays
         return DockerBox(
             Handle(self.name, sandbox_id, record),
             Isolation(record["isolation"]),
             [Unenforced(**each) for each in record.get("unenforced") or ()],
             host.engine,
             self._name(sandbox_id),
-            connect=lambda: self._folders.connect(sandbox_id),
+            connect=lambda: way.connect(sandbox_id),
             remove=lambda: self._remove(sandbox_id),
         )
 
@@ -267,15 +287,15 @@ class DockerProvider(Provider):
             cpus=order.cpus,
             filter=filter_,
             profile=profile,
-            mounted=self._mounted(order),
-            labels=_labels(order.id, self._owner, record),
+            mounted=await self._mounted(host, order),
+            labels={**self._labels(order.id), LABEL_BOX: json.dumps(record)},
             volumes=order.image.volumes,
         )
         return plan.container(parts, host.facts), record
 
-    def _mounted(self, order: Order) -> plan.Mounted:
+    async def _mounted(self, host: Host, order: Order) -> plan.Mounted:
         if order.way == "engine":
-            raise NotSupportedError("transport engine is not built in")
+            return transport.by_engine(await host.volume.name(order.image.name))
         return transport.by_socket(self._folders.path(order.id), self.settings.agent)
 
     async def _filter(self, name: str) -> tuple[bytes, dict[str, Any]]:
@@ -355,15 +375,6 @@ def _owner(file: Path) -> str:
         os.link(draft, file)
     draft.unlink()
     return file.read_text().strip()
-
-
-def _labels(sandbox_id: str, owner: str, record: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        LABEL_ID: sandbox_id,
-        LABEL_OWNER: owner,
-        LABEL_CREATED: f"{time.time():.3f}",
-        LABEL_BOX: json.dumps(record),
-    }
 
 
 def _record(container: str, labels: Mapping[str, str]) -> dict[str, Any]:

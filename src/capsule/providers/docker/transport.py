@@ -3,6 +3,9 @@
 `socket`: the box's folder on the host is mounted into the container at /.capsule, and the agent
 binds its socket there. A connect costs what it costs locally. It takes an Engine on this host whose
 containers' root is our own uid: the folder's mode is what keeps everybody else out.
+
+`engine`: the agent's folder is a small tmpfs in the container, the agent comes from a volume, and a
+relay that the Engine starts beside it carries the connections (relays.py).
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from pathlib import Path
 from capsule.errors import ConflictError
 from capsule.link.unix import connect_unix
 from capsule.providers.contract import ByteStream
+from capsule.providers.docker import agent_volume
 from capsule.providers.docker.plan import Mounted
 from capsule.providers.docker.probe import Facts, Runtime
 from capsule.providers.local.host_errors import host_error
 
 INSIDE = "/.capsule"
+AGENT_INSIDE = f"{agent_volume.FOLDER}/{agent_volume.FILE}"
+RELAY = [AGENT_INSIDE, "relay", f"{INSIDE}/agent.sock"]
 SOCKET = "agent.sock"
 ERROR = "error"
 
@@ -90,6 +96,14 @@ def _remove(path: Path) -> None:
 
 def by_socket(folder: Path, agent: Path) -> Mounted:
     return Mounted(mounts=[_bind(folder, INSIDE), _bind(agent, f"{INSIDE}/agent", read_only=True)])
+
+
+def by_engine(volume: str) -> Mounted:
+    return Mounted(
+        mounts=[agent_volume.mount(volume)],
+        tmpfs={INSIDE: "rw,nosuid,nodev,noexec,size=1m,nr_inodes=16,mode=700,uid=0,gid=0"},
+        entrypoint=AGENT_INSIDE,
+    )
 
 
 def _bind(source: Path, target: str, *, read_only: bool = False) -> dict[str, object]:
