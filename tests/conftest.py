@@ -14,6 +14,9 @@ from tests.support import ROOT, component_missing
 from tests.support.servers import RealServer, real_server
 from tests.support.users import User, ordinary_user, readable_capsule
 
+# The conformance suite lives in the package; its assertions explain themselves all the same.
+pytest.register_assert_rewrite("capsule.testing")
+
 # Whether a machine is slow is not what these tests are about.
 settings.register_profile("capsule", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("capsule")

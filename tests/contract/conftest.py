@@ -1,4 +1,4 @@
-"""The conformance suite lives in the package; its assertions explain themselves all the same."""
+"""Folders for the conformance suite's boxes, and which of its tests run alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-pytest.register_assert_rewrite("capsule.testing")
 
 # These measure time, or fill a machine on purpose: nothing else should run beside them.
 ALONE = ("TestStress", "test_cpus")
