@@ -85,7 +85,7 @@ bool disk_mount(struct fault *f) {
 
 void disk_let_go(void) {
     char point[4200];
-    if (!strcmp(box.disk_kind, "loop")) umount2(disk_point(point, sizeof point), MNT_DETACH);
+    if (box.stage && box.disk_kind && !strcmp(box.disk_kind, "loop")) umount2(disk_point(point, sizeof point), MNT_DETACH);
 }
 
 bool disk_mount_tmpfs(struct fault *f) {
@@ -97,4 +97,21 @@ bool disk_mount_tmpfs(struct fault *f) {
     if (mount("tmpfs", disk_point(point, sizeof point), "tmpfs", MS_NOSUID | MS_NODEV, options))
         return fault_set(f, errno, "mount disk");
     return disk_make_dirs(point, false, f);
+}
+
+/* `capsule-agent disk JSON`: for a box that an engine makes, where the whole host sees it. Whoever asked unmounts it there
+ * once the container has it; then it goes with the container. */
+int disk_main(char *text) {
+    struct fault f = {0};
+    box.spec = json_parse(text, strlen(text));
+    box.stage = json_str(box.spec, "stage");
+    box.disk_kind = json_str(json_get(box.spec, "disk"), "kind");
+    box.uid = (uid_t)json_int(box.spec, "uid", 1000, 0, UINT32_MAX);
+    box.gid = (gid_t)json_int(box.spec, "gid", 1000, 0, UINT32_MAX);
+    box.user_mode = USER_UID;
+    if (!box.stage || !box.disk_kind || strcmp(box.disk_kind, "loop")) fault_set(&f, EINVAL, "disk: stage or disk.kind");
+    else if (disk_mount(&f)) return 0;
+    fprintf(stderr, "%s: %s\n", f.stage, strerror(f.err));
+    disk_let_go();
+    return 1;
 }
