@@ -322,6 +322,20 @@ async def test_channels_are_not_lost_with_those_who_forget_to_close() -> None:
             assert (await relay.hear())[:2] == (Kind.CLOSE, 0)
 
 
+async def test_closing_late_does_not_harm_the_next_with_the_same_number() -> None:
+    async with with_stream() as (mux, relay, first):
+        await relay.say(Kind.CLOSE, 0)
+        assert await first.receive() == b""
+        assert (await relay.hear())[0] is Kind.CLOSE
+        second = await mux.open()
+        await first.aclose()
+        await second.send(b"mine")
+        assert await relay.hear() == (Kind.OPEN, 0, 0, b"")
+        assert await relay.hear() == (Kind.DATA, 0, 4, b"mine")
+        await relay.data(0, b"yours")
+        assert await second.receive() == b"yours"
+
+
 BREAKS = {
     "the relay ended": b"",
     "garbage": b"HTTP/1.1 400 Bad Request",

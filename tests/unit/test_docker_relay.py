@@ -162,6 +162,31 @@ async def test_two_hundred_channels_at_once(agent: Path, path: Path) -> None:
         assert (await mux.open())._channel.number < 200
 
 
+async def test_numbers_that_are_used_again_mix_nothing_up(agent: Path, path: Path) -> None:
+    """Whoever hangs up first: the agent after its answer, or the host before it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"you said " + await reader.readexactly(8))
+        await writer.drain()
+
+    async def ask(mux: Mux, name: int) -> None:
+        for count in range(50):
+            word = b"%03d-%04d" % (name, count)
+            stream = await mux.open()
+            await stream.send(word)
+            if (name + count) % 3:
+                assert await receive_exactly(stream, 17) == b"you said " + word
+            if (name + count) % 2:
+                assert await stream.receive() in (b"", b"you said " + word)
+            await stream.aclose()
+
+    async with serving(path, answer), relayed(agent, path) as (mux, relay):
+        async with asyncio.timeout(15), asyncio.TaskGroup() as group:
+            for name in range(20):
+                group.create_task(ask(mux, name))
+        await eventually(lambda: relay.connections() == 0, what="all connections are closed")
+
+
 async def test_a_slow_reader_is_in_nobodys_way(agent: Path, path: Path) -> None:
     """One channel has been sent far more than it reads, one is not read by the agent at all."""
 

@@ -19,8 +19,6 @@ from asyncio import Event, Future
 from collections import deque
 from typing import Self
 
-import structlog
-
 from capsule.errors import UnavailableError
 from capsule.link.stream import ByteStream
 from capsule.link.unix import NobodyListensError
@@ -34,8 +32,6 @@ from capsule.providers.docker.channels import (
     Credited,
 )
 
-log = structlog.get_logger(__name__)
-
 _CHUNK = 256 * 1024  # what one receive asks for
 _FULL = 256 * 1024  # what waits for the carrier at most, besides frames without data
 _FLUSH = 1.0  # seconds for the last frames to leave when we are closed
@@ -48,7 +44,7 @@ class Mux:
     def __init__(self, carrier: ByteStream) -> None:
         self._carrier = carrier
         self._core = Channels()
-        self._streams: dict[int, MuxStream] = {}
+        self._streams: dict[Channel, MuxStream] = {}  # not by number: those are used again
         self._ready: deque[MuxStream] = deque()  # have something to send, and credit
         self._wake = Event()
         self._greeted = Event()
@@ -84,7 +80,7 @@ class Mux:
         """
         self._check()
         channel = self._core.open()  # leaves together with the first bytes, or soon
-        stream = self._streams[channel.number] = MuxStream(self, channel)
+        stream = self._streams[channel] = MuxStream(self, channel)
         self._wake.set()
         return stream
 
@@ -102,18 +98,13 @@ class Mux:
             await asyncio.wait({self._task})
 
     async def _run(self) -> None:
-        reason = "it was closed"
+        reason = "it failed"
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read())
                 tasks.create_task(self._write())
-        except* _ClosedError:
-            pass
-        except* UnavailableError as group:
+        except* UnavailableError as group:  # anything else is a bug, and asyncio reports it
             reason = str(group.exceptions[0])
-        except* Exception as group:
-            log.exception("the connection through the Engine failed", exc_info=group)
-            reason = f"a bug of ours: {group.exceptions[0]!r}"
         finally:
             self._break(reason)
             await finish(self._carrier.aclose(), "stream to the relay", budget=5.0)
@@ -133,13 +124,13 @@ class Mux:
     async def _read(self) -> None:
         while data := await self._carrier.receive(_CHUNK):
             for event in self._core.feed(data):
-                stream = self._streams[event.channel.number]
+                stream = self._streams[event.channel]
                 if isinstance(event, Arrived):
                     stream.arrived(event.data)
                 elif isinstance(event, Credited):
                     stream.credited()
                 elif isinstance(event, Closed):
-                    del self._streams[event.channel.number]
+                    del self._streams[event.channel]
                     stream.hung_up(event.errno)
                 else:
                     stream.ended()
@@ -162,7 +153,7 @@ class Mux:
                 core.out.clear()
                 await self._carrier.send(data)
             elif self._closing:
-                raise _ClosedError("closed")
+                raise UnavailableError("it was closed")
             else:
                 self._wake.clear()
                 await self._wake.wait()
@@ -191,13 +182,9 @@ class Mux:
             self._wake.set()
 
     def forget(self, channel: Channel) -> None:
-        if self._streams.pop(channel.number, None) is not None:
+        if self._streams.pop(channel, None) is not None:
             self._core.close(channel)
             self._wake.set()
-
-
-class _ClosedError(UnavailableError):
-    """Ends the tasks of a Mux that was closed."""
 
 
 class MuxStream:
