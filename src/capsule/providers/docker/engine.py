@@ -33,16 +33,18 @@ from capsule.providers.docker.hijack import HijackedStream, hijack
 OLDEST = (1, 41)
 NEWEST = (1, 51)  # what this was written against; a newer Engine is spoken to in this version
 
-QUICK = 5.0  # what only reads
-SLOW = 30.0  # what starts or ends processes
+QUICK = 5.0  # seconds, for what only reads
+SLOW = 30.0  # for what starts or ends processes
 PULL_SILENCE = 120.0  # seconds without a line of progress
 _CONNECTIONS = 64
 _NO_ANSWER = 900  # aiodocker's own number for "cannot connect"
 
 
 class Engine:
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, patience: float = 1.0) -> None:
+        """`patience`: how many times the usual seconds an answer may take."""
         self.address = address
+        self._patience = patience
         self._docker: Docker | None = None
         self._connector: aiohttp.BaseConnector | None = None
         self._agreeing = asyncio.Lock()  # one question for the version, however many begin at once
@@ -99,7 +101,7 @@ class Engine:
     async def containers(self, label: str) -> list[dict[str, Any]]:
         """All with this label, in whatever state."""
         params = {"all": "true", "filters": json.dumps({"label": [label]})}
-        found = await self._json("list", "GET", "containers/json", params=params, within=10.0)
+        found = await self._json("list", "GET", "containers/json", params=params, within=SLOW)
         return list(found)
 
     async def pause(self, name: str) -> None:
@@ -215,6 +217,7 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def _deadline(self, what: str, within: float) -> AsyncIterator[None]:
+        within *= self._patience
         try:
             async with asyncio.timeout(within):
                 yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -250,7 +251,7 @@ class DockerProvider(Provider):
             self._host.cores.release(sandbox_id)
 
     def _name(self, sandbox_id: str) -> str:
-        return f"capsule-{self._owner[:8]}-{sandbox_id}"
+        return f"capsule-{self._owner}-{sandbox_id}"
 
     def _labels(self, sandbox_id: str) -> dict[str, str]:
         created = f"{time.time():.3f}"
@@ -348,7 +349,8 @@ class DockerProvider(Provider):
     async def _reach(self) -> Engine:
         """Also when it is not open: what is left behind can still be listed and removed."""
         if self._engine is None:
-            self._engine = Engine(await asyncio.to_thread(address.find, self.settings.host))
+            found = await asyncio.to_thread(address.find, self.settings.host)
+            self._engine = Engine(found, patience=self.settings.patience)
         return self._engine
 
     def _ready(self) -> Host:
@@ -357,20 +359,21 @@ class DockerProvider(Provider):
         return self._host
 
     def _prepare(self) -> str:
-        """Makes our folders. Returns who we are."""
+        """Makes our folders. Returns who we are: one server, told by both its directories."""
         self._folders.prepare()
         self.settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _owner(self.settings.data_dir / "docker-owner")
+        run = hashlib.sha256(os.fsencode(self.settings.run_dir.absolute())).hexdigest()
+        return f"{_data_dir_id(self.settings.data_dir / 'docker-id')}-{run[:8]}"
 
 
-def _owner(file: Path) -> str:
+def _data_dir_id(file: Path) -> str:
     """A name for this data directory that no other has, made once."""
     with contextlib.suppress(FileNotFoundError):
         text = file.read_text().strip()
         if text:
             return text
-    draft = file.with_name(f".owner-{secrets.token_hex(4)}")
-    draft.write_text(secrets.token_hex(16))
+    draft = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
+    draft.write_text(secrets.token_hex(4))
     with contextlib.suppress(FileExistsError):
         os.link(draft, file)
     draft.unlink()

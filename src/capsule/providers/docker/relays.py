@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from capsule.errors import UnavailableError
+from capsule.errors import ConflictError, NotFoundError, UnavailableError
+from capsule.link.unix import NobodyListensError
 from capsule.providers.contract import ByteStream
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.mux import Mux
@@ -72,6 +73,8 @@ class Relay:
             async with asyncio.timeout(START_WITHIN):
                 stream = await self._engine.exec(self._container, self._command)
                 return await Mux.start(demultiplex(stream))
+        except (NotFoundError, ConflictError) as exc:
+            raise NobodyListensError(f"agent is not there: {exc.message}") from exc
         except TimeoutError:
             raise UnavailableError(
                 f"no stream through the Engine within {START_WITHIN:g} seconds"

@@ -24,6 +24,7 @@ class DockerSettings:
     pull: str = "missing"
     image: str = DEFAULT_IMAGE  # of templates that name none
     min_isolation: Isolation = Isolation.LANDLOCK  # what a create may not go below
+    patience: float = 1.0  # how many times the usual time the Engine gets for an answer
     profiles_dir: Path | None = None  # seccomp profiles besides Capsule's own
     templates: tuple[Template, ...] = ()  # whose images `probe` looks for
 
