@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
-from tests.support import ROOT, component_missing
+from tests.support import ROOT, component_missing, supervisor
+from tests.support.engine import Engine, EngineApi, EngineMissing
+from tests.support.images import Images
+from tests.support.layers import prepare
 from tests.support.servers import RealServer, real_server
 from tests.support.users import User, ordinary_user, readable_capsule
 
@@ -85,6 +89,93 @@ def as_root() -> None:
     """Asking for it skips the test when the suite does not run as root."""
     if os.getuid() != 0:
         pytest.skip("needs root, the suite runs as an ordinary user")
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[EngineApi]:
+    """The Docker Engine that this test run shares: leave nothing in it."""
+    with engine_needed():
+        api = EngineApi(supervisor.acquire().url)
+    yield api
+    api.close()
+
+
+@pytest.fixture(scope="session")
+def docker_url(engine: EngineApi) -> str:
+    """What `DOCKER_HOST` would be."""
+    return engine.url
+
+
+@pytest.fixture(scope="session")
+def images(engine: EngineApi) -> Images:
+    """Images in the shared Engine: `images.python`, `.node`, `.go`, `.alpine`, `.empty`."""
+    with engine_needed():
+        prepare()
+        return supervisor.acquire().images(engine)
+
+
+@pytest.fixture(scope="session")
+def runsc(engine: EngineApi) -> str:
+    """The shared Engine's runtime with gVisor, whose sockets answer outside."""
+    return runtime_of(engine, "runsc")
+
+
+@pytest.fixture(scope="session")
+def runsc_nouds(engine: EngineApi) -> str:
+    """gVisor as it comes: what is bound inside stays inside."""
+    return runtime_of(engine, "runsc-nouds")
+
+
+@pytest.fixture
+def own_docker() -> Iterator[Engine]:
+    """A dockerd for this test alone, to be killed and started again. It has no images yet."""
+    with engine_needed():
+        Engine.can_be_had()
+        prepare()
+        running = Engine()
+        running.start()
+    yield running
+    running.stop()
+
+
+def runtime_of(engine: EngineApi, name: str) -> str:
+    with engine_needed():
+        if name not in engine.runtimes():
+            raise EngineMissing(f"the Engine at {engine.url} has no runtime {name}")
+    return name
+
+
+@contextmanager
+def engine_needed() -> Iterator[None]:
+    """Skips the test, or fails it in CI; an ordinary user may have no Engine there either."""
+    try:
+        yield
+    except EngineMissing as missing:
+        if os.getuid() == 0:
+            component_missing(str(missing))
+        pytest.skip(str(missing))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """To wait for the Engine and its images does not count as a test's own time.
+
+    What is missing the fixtures say, when they come to the same point.
+    """
+    wanted = set(getattr(item, "fixturenames", ()))
+    with suppress(EngineMissing):
+        if "engine" in wanted:
+            supervisor.acquire()
+        if "own_docker" in wanted:
+            Engine.can_be_had()
+        if wanted & {"images", "own_docker"}:
+            prepare()
+    return (yield)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and supervisor.own_the_run():
+        config.add_cleanup(supervisor.release)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
