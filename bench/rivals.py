@@ -18,9 +18,10 @@ from pathlib import Path
 import httpx
 
 from bench.stats import Measure
+from tests.support import supervisor
+from tests.support.engine import EngineApi, EngineError, EngineMissing
 
 SYSTEM_LINKS = ("bin", "sbin", "lib", "lib64")
-DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def timed_ms(command: list[str]) -> float:
@@ -194,59 +195,49 @@ class Runc(Rival):
 
 
 class Docker(Rival):
-    """Docker's own API on its socket, with an image that is there already."""
+    """The Engine's own API, with one of its runtimes, on the Engine that the tests would use."""
 
-    def __init__(self) -> None:
-        self._create = Measure("Docker API: create + start", "create")
-        self._exec = Measure("Docker API: exec `true`", "exec")
-        self._remove = Measure("Docker API: remove", "delete")
+    def __init__(self, runtime: str) -> None:
+        self._runtime = runtime
+        self._create = Measure(f"Docker API, {runtime}: create + start", "create")
+        self._exec = Measure(f"Docker API, {runtime}: exec `true`", "exec")
+        self._remove = Measure(f"Docker API, {runtime}: remove", "delete")
         self.measures = [self._create, self._exec, self._remove]
-        self._client = httpx.Client(
-            transport=httpx.HTTPTransport(uds=DOCKER_SOCKET), base_url="http://docker", timeout=30
-        )
-        if not os.path.exists(DOCKER_SOCKET):
-            self.give_up(f"no dockerd: {DOCKER_SOCKET} does not exist")
-            return
+        self._api: EngineApi | None = None
         try:
-            images = self._client.get("/images/json").json()
-        except httpx.HTTPError as error:
-            self.give_up(f"no dockerd answers on {DOCKER_SOCKET}: {error}")
-            return
-        tagged = [image for image in images if image.get("RepoTags")]
-        if not tagged:
-            self.give_up("dockerd has no image, and none is pulled for this")
-            return
-        self._image = min(tagged, key=lambda image: image["Size"])["RepoTags"][0]
+            shared = supervisor.acquire()
+            self._api = EngineApi(shared.url)
+            if runtime not in self._api.runtimes():
+                raise EngineMissing(f"the Engine at {shared.url} has no runtime {runtime}")
+            self._image = shared.images(self._api).python
+        except EngineMissing as missing:
+            self.give_up(str(missing).splitlines()[0])
 
     def round(self, count: int) -> None:
-        if self._create.missing:
+        if self._api is None or self._create.missing:
             return
         try:
-            for _ in range(count):
-                self._once()
-        except (httpx.HTTPError, KeyError) as error:
+            for _ in range(max(1, count // 5)):  # each takes half a second
+                self._once(self._api)
+        except (httpx.HTTPError, EngineError) as error:
             self.give_up(f"dockerd failed: {error!r}")
 
-    def _once(self) -> None:
+    def _once(self, api: EngineApi) -> None:
+        limits = {"Memory": 512 << 20, "PidsLimit": 128}
         start = time.perf_counter()
-        body = {
-            "Image": self._image,
-            "Cmd": ["sleep", "600"],
-            "HostConfig": {"NetworkMode": "none", "Memory": 512 << 20, "PidsLimit": 128},
-        }
-        name = self._client.post("/containers/create", json=body).json()["Id"]
+        name = api.run(self._image, "sleep", "600", runtime=self._runtime, HostConfig=limits)
+        self._create.samples.append((time.perf_counter() - start) * 1e3)
         try:
-            self._client.post(f"/containers/{name}/start").raise_for_status()
-            self._create.samples.append((time.perf_counter() - start) * 1e3)
             start = time.perf_counter()
-            spec = {"Cmd": ["true"], "AttachStdout": True}
-            made = self._client.post(f"/containers/{name}/exec", json=spec).json()["Id"]
-            self._client.post(f"/exec/{made}/start", json={}).read()
+            body = {"Cmd": ["true"], "AttachStdout": True}
+            made = api.call("POST", f"/containers/{name}/exec", body)["Id"]
+            api.client.post(f"/exec/{made}/start", json={}).read()
             self._exec.samples.append((time.perf_counter() - start) * 1e3)
         finally:
             start = time.perf_counter()
-            self._client.delete(f"/containers/{name}", params={"force": "1"})
+            api.remove(name)
             self._remove.samples.append((time.perf_counter() - start) * 1e3)
 
     def close(self) -> None:
-        self._client.close()
+        if self._api is not None:
+            self._api.close()

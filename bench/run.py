@@ -18,6 +18,7 @@ from bench.rivals import Bubblewrap, Docker, Echo, Local, Raw, Rival, Runc
 from bench.server import capsule_server, echo_server
 from bench.stats import Measure
 from capsule.agentbin import find
+from tests.support import supervisor
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -62,7 +63,8 @@ def alternate(url: str, echo: str, *, rounds: int, deadline: float) -> list[Meas
         Echo(echo),
         Bubblewrap(),
         Runc(),
-        Docker(),
+        Docker("runc"),
+        Docker("runsc"),
     ]
     try:
         for number in range(rounds):
@@ -75,6 +77,8 @@ def alternate(url: str, echo: str, *, rounds: int, deadline: float) -> list[Meas
     finally:
         for rival in rivals:
             rival.close()
+        if supervisor.own_the_run():
+            supervisor.release()
     say("")
     return [measure for rival in rivals for measure in rival.measures]
 
