@@ -159,9 +159,7 @@ def test_what_an_interrupted_supervisor_left_is_found_and_removed(own_docker: En
     assert traces(folder) == []
 
 
-def test_who_may_not_use_an_engine_is_told_so(as_user: User) -> None:
-    if os.getuid() != 0:
-        pytest.skip("whether this user may is not known")
+def test_who_may_not_use_an_engine_is_told_so(as_root: None, as_user: User) -> None:
     tried = as_user.run(
         as_user.python,
         "-c",
