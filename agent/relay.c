@@ -50,12 +50,10 @@ static void __attribute__((noreturn)) refuse(const char *why) {
 
 static size_t waiting(void) { return out.n - out_at; }
 
-static void say(enum relay_kind kind, uint32_t channel, uint32_t value) {
-    uint32_t head[3] = {htonl(channel), htonl(kind), htonl(value)};
+static void say(const struct channel *c, enum relay_kind kind, uint32_t value) {
+    uint32_t head[3] = {htonl((uint32_t)(c - channels)), htonl(kind), htonl(value)};
     buf_add(&out, head, sizeof head);
 }
-
-static void tell(const struct channel *c, enum relay_kind kind, uint32_t value) { say(kind, (uint32_t)(c - channels), value); }
 
 static void flush(void) {
     while (waiting()) {
@@ -72,7 +70,7 @@ static void flush(void) {
 }
 
 static void end(struct channel *c, int err) {
-    tell(c, R_CLOSE, (uint32_t)err);
+    say(c, R_CLOSE, (uint32_t)err);
     drop_fd(&c->fd);
     buf_free(&c->in);
     c->state = c->state == CLOSING ? FREE : CLOSED;
@@ -94,7 +92,7 @@ static void pass_on(struct channel *c) {
         if (c->state == CLOSING) return end(c, 0);
     }
     if (c->owed < WINDOW / 2 || c->state != OPEN) return;
-    tell(c, R_WINDOW, c->owed);
+    say(c, R_WINDOW, c->owed);
     c->room += c->owed;
     c->owed = 0;
 }
@@ -107,11 +105,8 @@ static void pass_back(struct channel *c, bool hung_up) {
         ssize_t n = RETRY(recv(c->fd, p, c->credit < sizeof p ? c->credit : sizeof p, MSG_DONTWAIT));
         if (n < 0 && errno == EAGAIN) return;
         if (n < 0 || (n == 0 && hung_up)) return end(c, n < 0 ? errno : 0);
-        if (n == 0) {
-            c->ended = true; /* it may still listen */
-            return tell(c, R_EOF, 0);
-        }
-        tell(c, R_DATA, (uint32_t)n);
+        if (n == 0) return c->ended = true, say(c, R_EOF, 0); /* it may still listen */
+        say(c, R_DATA, (uint32_t)n);
         buf_add(&out, p, (size_t)n);
         c->credit -= (uint32_t)n;
     } while (hung_up);
@@ -214,7 +209,7 @@ int relay_main(int argc, char **argv) {
         setrlimit(RLIMIT_NOFILE, &files);
     }
     set_nonblocking(STDOUT_FILENO, true);
-    say(R_HELLO, 0, RELAY_VERSION);
+    say(channels, R_HELLO, RELAY_VERSION);
     for (unsigned first = 0;; first++) {
         nfds_t n = 0;
         int timeout = -1;
