@@ -63,12 +63,6 @@ class RelayProcess:
                 return int(line.split()[1]) * 1024
         raise AssertionError("no VmHWM")
 
-    def connections(self) -> int:
-        """The sockets it holds."""
-        folder = f"/proc/{self.process.pid}/fd"
-        links = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
-        return sum(link.startswith("socket:") for link in links)
-
 
 @asynccontextmanager
 async def relayed(agent: Path, socket: Path | str) -> AsyncIterator[tuple[Mux, RelayProcess]]:
