@@ -26,7 +26,9 @@ from capsule.edge.logs import configure_logging
 from capsule.edge.server import Server
 from capsule.edge.site import build_site
 from capsule.errors import ConflictError, ForbiddenError, InvalidError
-from capsule.providers.registry import make_provider
+from capsule.providers.contract import Provider
+from capsule.providers.ondemand import OnDemand
+from capsule.providers.registry import make_provider, names
 from capsule.service import Service
 
 Announce = Callable[[Config, Service, int], str]  # what a server that listens on a port says
@@ -46,10 +48,21 @@ def build_app(config: Config, service: Service, gate: Gate | None = None) -> ASG
 
 @contextlib.asynccontextmanager
 async def open_service(config: Config) -> AsyncIterator[Service]:
-    """The service with the configured provider and all templates; also for use without a server."""
+    """The service with all providers, of which only the configured one is opened at once, and all
+    templates; also for use without a server."""
     catalog = load_catalog(config.templates_dir, data_dir=config.data_dir)
-    provider = make_provider(config.provider, config, catalog)
-    async with Service(config, {config.provider: provider}, catalog) as service:
+    providers: dict[str, Provider] = {
+        config.provider: make_provider(config.provider, config, catalog)
+    }
+    for name in names():
+        if name != config.provider:
+            providers[name] = OnDemand(
+                name,
+                functools.partial(make_provider, name, config, catalog),
+                least=config.min_isolation,
+                mark=config.data_dir / "providers" / name,
+            )
+    async with Service(config, providers, catalog) as service:
         yield service
 
 

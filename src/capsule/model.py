@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NewType
@@ -108,6 +108,8 @@ class SandboxSpec:
     limits: Limits
     hostname: str = "capsule"
     runtime: str = ""  # "": the template's
+    # What a launch that takes its time (an image is pulled) is doing, for whoever waits for it.
+    progress: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

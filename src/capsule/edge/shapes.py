@@ -67,6 +67,7 @@ class Create(Shape, kw_only=True, frozen=True):
     env: dict[str, str] = {}
     metadata: dict[str, str] = {}
     provider: Word | None = None
+    runtime: Word | None = None
     idempotency_key: Key | None = None
 
 

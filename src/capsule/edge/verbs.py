@@ -52,6 +52,7 @@ class Verbs:
             env=p.env,
             metadata=p.metadata,
             provider=p.provider,
+            runtime=p.runtime,
             idempotency_key=p.idempotency_key,
         )
         return await self.service.create(request)

@@ -36,6 +36,8 @@ class SandboxView(View, frozen=True, kw_only=True):
     unenforced: tuple[Unenforced, ...]
     metadata: Mapping[str, str]
     reason: str
+    progress: str
+    about: Mapping[str, str]
     sandbox_id: str | UnsetType = UNSET
 
     @classmethod
@@ -54,6 +56,8 @@ class SandboxView(View, frozen=True, kw_only=True):
             unenforced=sandbox.unenforced,
             metadata=sandbox.metadata,
             reason=sandbox.reason,
+            progress=sandbox.progress,
+            about=sandbox.about,
             sandbox_id=sandbox.id if old else UNSET,
         )
 

@@ -8,8 +8,9 @@ any of these calls at any time.
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
 
 from capsule.link.stream import ByteStream
@@ -46,6 +47,7 @@ class Box(abc.ABC):
     handle: Handle
     isolation: Isolation
     unenforced: Sequence[Unenforced]
+    about: Mapping[str, str] = MappingProxyType({})  # for people: runtime, image, transport …
 
     @abc.abstractmethod
     async def connect(self) -> ByteStream:

@@ -40,11 +40,15 @@ class Admission:
         catalog: Mapping[str, Template],
         capabilities: Mapping[str, Capabilities],
         clock: Clock,
+        *,
+        late: frozenset[str] = frozenset(),
     ) -> None:
+        """`late`: providers that are opened when a sandbox first needs them."""
         self._config = config
         self._catalog = catalog
         self._capabilities = capabilities
         self._clock = clock
+        self._late = late
 
     def admit(self, request: CreateRequest) -> Entry:
         """Raises InvalidError, NotFoundError, NotSupportedError, TooLargeError."""
@@ -60,6 +64,7 @@ class Admission:
             id=new_id(),
             template=template,
             provider=self._provider(request.provider),
+            runtime=validate.name("runtime", request.runtime) if request.runtime else "",
             limits=validate.limits(request.limits, template.limits, config),
             env=dict(request.env),
             metadata=dict(request.metadata),
@@ -86,9 +91,11 @@ class Admission:
 
     def _provider(self, name: str | None) -> str:
         name = self._config.provider if name is None else name
+        if isinstance(name, str) and name in self._late:
+            return name
         found = self._capabilities.get(name) if isinstance(name, str) else None
         if found is None:
-            known = ", ".join(sorted(self._capabilities))
+            known = ", ".join(sorted({*self._capabilities, *self._late}))
             raise NotFoundError(
                 f"provider {brief(name)} is not set up",
                 hint=f"take one of: {known}",
@@ -102,7 +109,12 @@ class Admission:
 
 
 def spec_of(entry: Entry) -> SandboxSpec:
-    return SandboxSpec(template=entry.template, limits=entry.limits)
+    return SandboxSpec(
+        template=entry.template,
+        limits=entry.limits,
+        runtime=entry.runtime,
+        progress=entry.tell,
+    )
 
 
 def create_fingerprint(request: CreateRequest) -> str:

@@ -7,7 +7,7 @@ sandbox early nor keeps it. The wall clock is what people see, and all there is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -77,11 +77,15 @@ class Entry:
     deadline: float
     active: float  # monotonic: when somebody last used it
     key: str | None = None
+    runtime: str = ""  # as it was asked for
+    progress: str = ""
+    progressed: Callable[[], None] | None = None  # told of progress, by whoever waits
     state: State = State.CREATING
     reason: str = ""
     handle: Mapping[str, Any] | None = None
     isolation: Isolation | None = None
     unenforced: tuple[Unenforced, ...] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
     box: Box | None = None
     link: AgentLink | None = None
     using: int = 0  # operations going on
@@ -166,7 +170,14 @@ class Entry:
             metadata=self.metadata,
             env=self.env,
             reason=self.reason,
+            progress=self.progress,
+            about=self.about,
         )
+
+    def tell(self, progress: str) -> None:
+        self.progress = progress
+        if self.progressed is not None:
+            self.progressed()
 
     def take(self, box: Box) -> None:
         self.box = box
@@ -174,6 +185,8 @@ class Entry:
         self.handle = box.handle.data
         self.isolation = box.isolation
         self.unenforced = tuple(box.unenforced)
+        self.about = dict(box.about)
+        self.progress = ""
 
     def box_handle(self) -> Handle:
         return Handle(self.provider, self.id, self.handle or {})

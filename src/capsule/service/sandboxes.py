@@ -231,12 +231,17 @@ class Sandboxes:
 
     async def _launch_box(self, entry: Entry) -> None:
         provider = self._parts.providers[entry.provider]
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(LAUNCH_BUDGET):
+            async with asyncio.timeout(LAUNCH_BUDGET) as budget:
+                # Something that is still coming (an image) is not something that hangs.
+                entry.progressed = lambda: budget.reschedule(loop.time() + LAUNCH_BUDGET)
                 entry.take(await provider.launch(entry.id, spec_of(entry)))
         except TimeoutError:
             text = f"the box was not up within {LAUNCH_BUDGET:g} seconds"
             raise UnavailableError(text, sandbox_id=entry.id) from None
+        finally:
+            entry.progressed = None
 
     async def _undo(self, entry: Entry) -> None:
         """After a launch that failed: no box, no record, and its key may be used again."""

@@ -23,6 +23,7 @@ from capsule.config import Config
 from capsule.errors import CapsuleError, UnavailableError
 from capsule.model import ExecInfo, State, Template, Usage
 from capsule.providers.contract import Capabilities, Provider
+from capsule.providers.ondemand import OnDemand
 from capsule.service.access import Access
 from capsule.service.admission import Admission
 from capsule.service.adoption import adopt_all
@@ -66,7 +67,8 @@ class Service:
         self._store = store or SqliteStore(config.data_dir / "capsule.db")
         room = Room(config.answer_memory)
         self._parts = Parts(config, providers, self._store, self._clock, room)
-        admission = Admission(config, catalog, self._capabilities, self._clock)
+        late = frozenset(n for n, p in providers.items() if isinstance(p, OnDemand))
+        admission = Admission(config, catalog, self._capabilities, self._clock, late=late)
         self._sandboxes = Sandboxes(self._parts, admission)
         self._pulse = Pulse(self._parts, self._sandboxes)
         self._access = Access(self._sandboxes, self._pulse, self._clock)
@@ -103,6 +105,8 @@ class Service:
             await provider.open()
         finally:
             stack.push_async_callback(provider.aclose)
+        if isinstance(provider, OnDemand):
+            return
         found = await provider.probe()
         least = self.config.min_isolation
         if found.usable and found.isolation.weaker_than(least):
@@ -155,7 +159,9 @@ class Service:
         await self.aclose()
 
     def capabilities(self) -> dict[str, Capabilities]:
-        return dict(self._capabilities)
+        """Of the providers that have been opened."""
+        late = [p for p in self._parts.providers.values() if isinstance(p, OnDemand)]
+        return {**self._capabilities, **{p.name: p.found for p in late if p.found is not None}}
 
     def stats(self) -> Stats:
         return Stats(

@@ -28,6 +28,8 @@ class Sandbox:
     metadata: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""  # why it failed or is going; "" otherwise
+    progress: str = ""  # what its creation is doing, if that takes its time
+    about: Mapping[str, str] = field(default_factory=dict)  # its box: runtime, image, transport …
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class CreateRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     provider: str | None = None
+    runtime: str | None = None  # of the provider's engine; None: the template's, or the default
     idempotency_key: str | None = None
 
 

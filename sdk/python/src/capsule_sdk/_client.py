@@ -32,6 +32,7 @@ class CreateOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     metadata: Mapping[str, str] | None
     provider: str | None
+    runtime: str | None  # of the provider's engine, such as "runsc"
     idempotency_key: str | None
 
 

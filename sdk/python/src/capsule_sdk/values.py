@@ -201,6 +201,8 @@ class SandboxInfo:
     unenforced: tuple[Unenforced, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     reason: str | None = None
+    progress: str = ""  # what its creation is doing, if that takes its time
+    about: Mapping[str, str] = field(default_factory=dict)  # runtime, image, transport …
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> SandboxInfo:

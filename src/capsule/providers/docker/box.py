@@ -14,6 +14,8 @@ from capsule.providers.contract import Box, ByteStream
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.transport import Folders
 
+ABOUT = ("runtime", "transport", "image")  # of a handle's data, for people
+
 READY_WITHIN = 10.0
 LOOK_EVERY = 0.2  # seconds between looks at a container whose agent does not answer yet
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
@@ -39,6 +41,7 @@ class DockerBox(Box):
         self.handle = handle
         self.isolation = isolation
         self.unenforced = unenforced
+        self.about = {key: str(handle.data[key]) for key in ABOUT if key in handle.data}
         self._engine = engine
         self._name = name
         self._connect = connect

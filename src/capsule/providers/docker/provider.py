@@ -328,7 +328,7 @@ class DockerProvider(Provider):
 
     async def _image(self, host: Host, spec: SandboxSpec) -> Found:
         name = self.settings.image_of(spec.template)
-        return await host.supply.get(name, template=spec.template.name)
+        return await host.supply.get(name, template=spec.template.name, progress=spec.progress)
 
     async def _image_findings(self) -> AsyncIterator[Finding]:
         engine = await self._reach()

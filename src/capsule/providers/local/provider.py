@@ -99,6 +99,12 @@ class LocalProvider(Provider):
                 f"template {spec.template.name} asks for network {spec.template.network}",
                 hint="the local provider gives none; set `network: none`",
             )
+        if runtime := spec.runtime or spec.template.runtime:
+            raise NotSupportedError(
+                f"the local provider has no runtimes: {runtime}",
+                hint="take the docker provider for it",
+                field="runtime",
+            )
         with host_errors("the sandbox cannot be prepared"):
             filter_ = await self._filter(spec.template.seccomp, engine.level)
             parts = await self._parts(engine, sandbox_id, spec)
