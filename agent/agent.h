@@ -148,6 +148,7 @@ struct ctl {
     char stage[48];
 };
 void init_main(int ctl_fd) __attribute__((noreturn));
+void init_run(const struct ctl *m, const int *fds, int nfds) __attribute__((noreturn));
 pid_t init_bear(const struct ctl *m, const int *fds, int nfds, unsigned long how);
 void init_born(const struct ctl *order, const struct ctl *answer, const int *fds, int nfds);
 void init_let_go(void);
@@ -161,6 +162,12 @@ bool forker_order(const struct ctl *m, const int *fds, int nfds);
 void forker_hear(void);
 bool forker_ended(pid_t pid);
 void forker_let_go(void);
+
+/* spare.c: a child of pid 1's, forked ahead of time */
+void spare_start(void);
+pid_t spare_order(const struct ctl *m, const int *fds, int nfds);
+bool spare_ended(pid_t pid);
+void spare_let_go(void);
 
 /* sweep.c: finding every process of an exec */
 struct tally { int processes; double cpu_ms; uint64_t rss; };

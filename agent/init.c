@@ -74,9 +74,10 @@ void init_let_go(void) {
     drop_fd(&ctl);
     drop_fd(&signals);
     forker_let_go();
+    spare_let_go();
 }
 
-static void run_child(const struct ctl *m, const int *fds, int nfds) {
+void init_run(const struct ctl *m, const int *fds, int nfds) {
     struct birth *birth = &births[m->slot];
     birth->pid = getpid();
     init_let_go();
@@ -92,7 +93,7 @@ static void run_child(const struct ctl *m, const int *fds, int nfds) {
 pid_t init_bear(const struct ctl *m, const int *fds, int nfds, unsigned long how) {
     bool tagged = m->kind != K_FILE && box.namespaces;
     pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD | how | (tagged ? CLONE_NEWUTS : 0), 0, 0, 0, 0);
-    if (!pid) run_child(m, fds, nfds);
+    if (!pid) init_run(m, fds, nfds);
     return pid;
 }
 
@@ -158,7 +159,8 @@ static bool spawn(struct ctl *m, const int *fds, int nfds) {
     if (t) *t = (struct task){.no = m->no, .awaited = true};
     else *worker = -(pid_t)m->order;
     if (forker_order(m, fds, nfds)) return true;
-    init_born(m, &(struct ctl){.err = EAGAIN}, fds, nfds);
+    pid_t pid = spare_order(m, fds, nfds);
+    init_born(m, &(struct ctl){.pid = pid, .err = pid > 0 ? 0 : EAGAIN}, fds, nfds);
     forker_start();
     return false;
 }
@@ -176,13 +178,14 @@ static void reap(void) {
     int status;
     pid_t pid;
     while ((pid = wait4(-1, &status, WNOHANG, &u)) > 0) {
-        if (forker_ended(pid)) continue;
+        if (forker_ended(pid) || spare_ended(pid)) continue;
         recognise(pid);
         pid_t *worker = find_worker(pid);
         if (worker) *worker = 0;
         forked_cpu_ms += cpu_ms(&u);
         for (struct task *t = tasks; t < tasks + TASKS; t++)
             if (t->alive && t->pid == pid) ended(t, status, &u);
+        spare_start(); /* nobody waits for anything just now, most of the time */
     }
 }
 
@@ -348,5 +351,6 @@ void init_main(int ctl_fd) {
     if (!ok) _exit(1);
     drop_fd(&disk_fd);
     forker_start();
+    spare_start();
     loop();
 }

@@ -14,8 +14,8 @@ from capsule.providers.docker.probe import Facts, Runtime
 PERIOD = 100_000  # microseconds over which a share of CPU is counted
 LEAST_QUOTA = 1000  # below which the kernel takes none
 
-# The agent's own: itself, its stand-in for pid 1, and the shepherd of an exec.
-AGENT_TASKS = 3
+# The agent's own: itself, its stand-in for pid 1, a spare child of that, the shepherd of an exec.
+AGENT_TASKS = 4
 # gVisor's kernel is a process whose threads the Engine counts, and whose memory it charges.
 SENTRY_TASKS = 1024
 SENTRY_MEMORY = 64 * MIB
