@@ -1,0 +1,230 @@
+"""An Engine that is down, slow, or lies: calls end in time with what to do, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from capsule.errors import CapsuleError, NotFoundError, UnavailableError
+from capsule.model import MIB, Handle, Limits, SandboxId, SandboxSpec, Template
+from capsule.providers.contract import Box, Provider
+from capsule.providers.docker.provider import DockerProvider
+from capsule.providers.docker.settings import DockerSettings
+from capsule.testing.harness import Subject, opened, owned, until
+from tests.support.crooked_engine import CrookedEngine, crooked
+from tests.support.engine import EngineApi
+from tests.support.images import Images
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+LIMITS = Limits(disk=16 * MIB)
+
+
+@pytest.fixture
+async def door(docker_url: str, tmp_path: Path) -> AsyncIterator[CrookedEngine]:
+    async with crooked(docker_url, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def settings(door: CrookedEngine, tmp_path: Path, agent_binary: Path) -> DockerSettings:
+    """Impatient: two seconds for answers, twelve for work."""
+    return DockerSettings(
+        tmp_path, tmp_path, agent_binary, host=door.url, patience=0.4, pull="never"
+    )
+
+
+@pytest.fixture
+async def provider(settings: DockerSettings, door: CrookedEngine) -> AsyncIterator[DockerProvider]:
+    made = DockerProvider(settings)
+    async with opened(made):
+        yield made
+        door.behave()  # for the tidying up
+
+
+@pytest.fixture
+def spec(images: Images) -> SandboxSpec:
+    return SandboxSpec(Template("test", image=images.python), LIMITS)
+
+
+def left(engine: EngineApi) -> list[str]:
+    """Containers of the whole Engine that are ours."""
+    return [each["Names"][0] for each in engine.containers("capsule.owner")]
+
+
+async def launched(provider: Provider, spec: SandboxSpec, id: str = "a") -> Box:
+    return await provider.launch(SandboxId(id), spec)
+
+
+async def refused(call: object, *, within: float) -> CapsuleError:
+    began = time.monotonic()
+    with pytest.raises(CapsuleError) as caught:
+        await call  # type: ignore[misc]
+    assert time.monotonic() - began < within
+    return caught.value
+
+
+async def test_without_an_engine_opening_fails_at_once(
+    settings: DockerSettings, tmp_path: Path
+) -> None:
+    nowhere = DockerProvider(replace(settings, host=f"unix://{tmp_path}/nothing.sock"))
+    error = await refused(nowhere.open(), within=1)
+    assert isinstance(error, UnavailableError)
+    assert "No such file or directory" in error.message
+    assert error.hint is not None and "systemctl start docker" in error.hint
+
+
+async def test_an_engine_that_goes_down_is_unavailable_at_once_and_back_again(
+    provider: DockerProvider, door: CrookedEngine, spec: SandboxSpec
+) -> None:
+    box = await launched(provider, spec)
+    await door.close()
+    for call in (launched(provider, spec, "b"), owned(provider), provider.discard(box.handle)):
+        error = await refused(call, within=1)
+        assert isinstance(error, UnavailableError) and error.hint
+    assert await Subject(box).output("echo alive") == "alive"
+    assert await provider.adopt(box.handle) is not None  # its agent answers
+    await door.open()
+    assert {handle.sandbox_id for handle in await owned(provider)} == {"a", "b"}
+    await provider.discard(Handle("docker", SandboxId("b"), {}))
+    await box.destroy()
+    assert await owned(provider) == []
+
+
+@pytest.mark.parametrize("pattern", ["POST containers/create", "POST .*/start", "GET images"])
+@pytest.mark.parametrize("how", ["hangs", "cuts", "cuts_midway", "fails", "babbles"])
+async def test_a_launch_that_the_engine_spoils_ends_in_time_and_leaves_nothing(
+    provider: DockerProvider,
+    door: CrookedEngine,
+    spec: SandboxSpec,
+    engine: EngineApi,
+    pattern: str,
+    how: str,
+) -> None:
+    door.on(pattern, getattr(door, how))
+    error = await refused(launched(provider, spec), within=20)
+    assert isinstance(error, UnavailableError)
+    if how == "fails":
+        assert "on fire" in error.message
+    door.behave()
+    await provider.discard(Handle("docker", SandboxId("a"), {}))  # as the service does
+    assert await owned(provider) == []
+    box = await launched(provider, spec)
+    assert await Subject(box).output("echo alive") == "alive"
+
+
+async def test_an_engine_three_seconds_away_still_works(
+    settings: DockerSettings, door: CrookedEngine, spec: SandboxSpec
+) -> None:
+    door.on("POST", door.late(3.0))
+    async with opened(DockerProvider(replace(settings, patience=1.0))) as provider:
+        box = await launched(provider, spec)
+        assert await Subject(box).output("echo alive") == "alive"
+
+
+async def test_a_start_that_fails_thirty_times_leaves_nothing(
+    settings: DockerSettings, spec: SandboxSpec
+) -> None:
+    wrong = replace(spec, template=replace(spec.template, seccomp="wrong"))
+    async with opened(DockerProvider(replace(settings, patience=1.0))) as provider:
+        assert isinstance(provider, DockerProvider)
+        provider._filters["wrong"] = (b"not eight", provider._filters["default"][1])
+        for n in range(30):
+            error = await refused(launched(provider, wrong, f"s{n}"), within=15)
+            assert isinstance(error, UnavailableError)
+            assert "no seccomp program" in error.message
+        assert await owned(provider) == []
+
+
+async def test_a_container_that_came_after_its_create_had_timed_out_is_found(
+    settings: DockerSettings, door: CrookedEngine, spec: SandboxSpec
+) -> None:
+    async with opened(DockerProvider(replace(settings, transport="engine"))) as provider:
+        door.on(r"POST containers/create\?name=.*-a$", door.late(14.0))
+        error = await refused(launched(provider, spec), within=14)
+        assert isinstance(error, UnavailableError)
+        assert "did not answer within 12 seconds (create)" in error.message
+        assert await owned(provider) == []
+
+        async def came() -> list[Handle]:
+            return await owned(provider)
+
+        (handle,) = await until(came, what="the container came after all")
+        await provider.discard(handle)
+        assert await owned(provider) == []
+
+
+async def test_a_cancelled_create_is_brought_to_its_end(
+    provider: DockerProvider, door: CrookedEngine, spec: SandboxSpec
+) -> None:
+    door.on("POST containers/create", door.late(0.5))
+    task = asyncio.create_task(launched(provider, spec))
+    await asyncio.sleep(0.2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await owned(provider) == []
+
+
+async def test_a_missing_image_of_ours_says_how_to_build_it(provider: DockerProvider) -> None:
+    spec = SandboxSpec(Template("nosuch"), LIMITS)
+    error = await refused(launched(provider, spec), within=5)
+    assert isinstance(error, NotFoundError)
+    assert "capsule/nosuch:latest" in error.message
+    assert error.hint == "build it: capsule template build nosuch"
+    assert await owned(provider) == []
+
+
+async def test_a_missing_image_is_refused_when_pulls_are_off(provider: DockerProvider) -> None:
+    spec = SandboxSpec(Template("x", image="registry.example/x:1"), LIMITS)
+    error = await refused(launched(provider, spec), within=5)
+    assert isinstance(error, NotFoundError)
+    assert "pulls are off" in error.message
+
+
+async def test_a_missing_image_is_pulled_once_with_progress(
+    settings: DockerSettings, door: CrookedEngine, images: Images, engine: EngineApi
+) -> None:
+    name = "registry.example/pulled:1"
+    door.on("POST images/create", door.pulls(images.python, name))
+    told: list[str] = []
+    spec = SandboxSpec(Template("x", image=name), LIMITS, progress=told.append)
+    try:
+        async with opened(DockerProvider(replace(settings, pull="missing"))) as provider:
+            await asyncio.gather(*(launched(provider, spec, f"p{n}") for n in range(3)))
+        assert door.pulled == 1
+        assert f"pulling {name}: 1 of 1 MB" in told
+    finally:
+        engine.call("DELETE", f"/images/{name}")
+
+
+async def test_an_image_that_is_gone_since_it_was_looked_at_is_pulled_again(
+    settings: DockerSettings, door: CrookedEngine, images: Images, engine: EngineApi
+) -> None:
+    name = "registry.example/again:1"
+    door.on("POST images/create", door.pulls(images.python, name))
+    spec = SandboxSpec(Template("x", image=name), LIMITS)
+    try:
+        async with opened(DockerProvider(replace(settings, pull="missing"))) as provider:
+            await (await launched(provider, spec)).destroy()
+            await asyncio.to_thread(engine.call, "DELETE", f"/images/{name}")
+            await launched(provider, spec)
+        assert door.pulled == 2
+    finally:
+        engine.call("DELETE", f"/images/{name}")
+
+
+async def test_a_registry_that_is_not_there_is_unavailable(
+    settings: DockerSettings, images: Images
+) -> None:
+    spec = SandboxSpec(Template("x", image="localhost:1/x:1"), LIMITS)
+    patient = replace(settings, pull="missing")
+    async with opened(DockerProvider(patient)) as provider:
+        error = await refused(launched(provider, spec), within=20)
+        assert isinstance(error, CapsuleError) and "localhost:1" in error.message
+        assert await owned(provider) == []
