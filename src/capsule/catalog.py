@@ -1,165 +1,213 @@
-"""Templates: read from YAML, checked, and written again for imported images.
+"""Templates by name, as they come and go.
 
-The built-in ones are in `capsule/templates/`; python.yaml there explains every key. A folder of the
-configuration adds its own. A name that is taken is an error, unless it is a built-in one and the
-newcomer says `override: true`: nobody replaces `python` by accident.
+The built-in ones are in `capsule/templates/`; a folder of the configuration adds its own; builds
+and imports write theirs into the data directory. A name that is taken is an error, unless it is a
+built-in one and the newcomer says `override: true`: nobody replaces `python` by accident.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-import tempfile
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
 from dataclasses import replace as changed
+from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NoReturn
 
-import yaml
+from capsule.errors import InvalidError
+from capsule.model import Language, Template
+from capsule.template_file import (
+    CARRY_KINDS,
+    SUFFIXES,
+    Document,
+    as_mapping,
+    list_files,
+    read_document,
+    read_template,
+    write_template,
+)
 
-from capsule.config import check_limit
-from capsule.errors import ConflictError, InvalidError
-from capsule.model import Language, Limits, Template
-from capsule.settings import about, brief, check, unknown
+__all__ = [
+    "CARRY_KINDS",
+    "PROGRAMS",
+    "Catalog",
+    "Origin",
+    "as_mapping",
+    "image_template",
+    "load_catalog",
+]
+__all__ += ["read_template", "write_template", "written_folder"]
 
-CARRY_KINDS = ("sh", "python", "node")
-NETWORKS = ("none",)
+log = logging.getLogger(__name__)
 
-_SUFFIXES = (".yaml", ".yml")
-_MAX_FILE = 256 * 1024
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
-_LANGUAGE_NAME = re.compile(r"[a-z0-9][a-z0-9.+#_-]{0,63}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_ROOT = re.compile(r"host|dir:/.*|image:[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
-_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/@:-]{0,254}", re.ASCII)
-_RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_PROFILE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-_LANGUAGE_KEYS = ("file", "command", "carry", "aliases")
+PROGRAMS = ("python3", "node", "go", "bash", "sh")  # by which an image's languages are known
 _PREFERRED = ("python", "javascript", "go", "bash", "sh")
-_TTL = about("seconds", "life of a sandbox", low=1.0)
-_MOST = Limits(2**50, 4096.0, 2**22, 2**60, 2**40, 2**20)  # what makes sense, not what is allowed
 
 
-def load_catalog(
-    extra_dir: Path | None = None, *, data_dir: Path | None = None
-) -> Mapping[str, Template]:
-    """The built-in templates, those of the configured folder and those written by imports, by name.
+class Origin(StrEnum):
+    """Where a template comes from; only those that were made here can be removed."""
 
-    Raises InvalidError naming the file, the field and the value, also when `extra_dir` is missing.
+    BUILT_IN = "built-in"
+    FOLDER = "folder"  # the configured one
+    MADE = "made"  # by a build or an import
+
+
+class Catalog(Mapping[str, Template]):
+    """The templates by name: the built-in ones, those of the configured folder, and those made by
+    builds and imports, which come and go while it is used, also by other processes.
+
+    It tells what it read last. `stale` says whether there is something else by now, in some
+    microseconds; `refresh` reads it, and blocks.
     """
-    written = written_folder(data_dir) if data_dir else None
-    folders = [extra_dir, written if written and written.is_dir() else None]
-    templates: dict[str, Template] = {}
-    origins: dict[str, str] = {}
-    for file in _files(resources.files("capsule") / "templates"):
-        template = _read(file).template()
-        templates[template.name], origins[template.name] = template, "built in"
-    for folder in folders:
-        for file in _files(folder) if folder is not None else ():
-            document = _read(file)
+
+    def __init__(self, extra_dir: Path | None = None, *, data_dir: Path | None = None) -> None:
+        """Raises InvalidError naming the file, the field and the value, also when `extra_dir` is
+        missing."""
+        self._folder = written_folder(data_dir) if data_dir else None
+        self._fixed: dict[str, Template] = {}
+        self._origins: dict[str, Origin] = {}
+        self._sources: dict[str, str] = {}
+        self._read: dict[str, tuple[_Mark, Template | None]] = {}
+        for file in list_files(resources.files("capsule") / "templates"):
+            self._fix(file, Origin.BUILT_IN)
+        for file in list_files(extra_dir) if extra_dir is not None else ():
+            self._fix(file, Origin.FOLDER)
+        self._all: Mapping[str, Template] = self._fixed
+        self.refresh(strict=True)
+
+    def __getitem__(self, name: str) -> Template:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def origin(self, name: str) -> Origin:
+        return self._origins.get(name, Origin.MADE)
+
+    def stale(self) -> bool:
+        return self._marks() != {name: mark for name, (mark, _) in self._read.items()}
+
+    def refresh(self, *, strict: bool = False) -> None:
+        """A file that is wrong counts as it was before, and is told in the log; with `strict` it
+        is an InvalidError."""
+        read: dict[str, tuple[_Mark, Template | None]] = {}
+        for name, mark in sorted(self._marks().items()):
+            known = self._read.get(name)
+            if known is None or known[0] != mark:
+                known = mark, self._made(name, known[1] if known else None, strict=strict)
+            read[name] = known
+        made = {template.name: template for _, template in read.values() if template}
+        self._read, self._all = read, {**self._fixed, **made}
+
+    def add(self, template: Template, *, replace: bool = False) -> Path:
+        """Write it beside the others that were made. Raises ConflictError, InvalidError."""
+        assert self._folder is not None  # whoever makes templates has a data directory
+        path = write_template(self._folder, template, replace=replace)
+        self.refresh()
+        return path
+
+    def discard(self, name: str) -> None:
+        """Remove one that was made; nothing if there is none."""
+        assert self._folder is not None
+        self.refresh()
+        for file, (_, template) in self._read.items():
+            if template is not None and template.name == name:
+                (self._folder / file).unlink(missing_ok=True)
+        self.refresh()
+
+    def _fix(self, file: Path | Traversable, origin: Origin) -> None:
+        document = read_document(file)
+        template = document.template()
+        self._check_taken(document, template)
+        self._fixed[template.name], self._origins[template.name] = template, origin
+        self._sources[template.name] = str(file)
+
+    def _check_taken(self, document: Document, template: Template) -> None:
+        known = self._origins.get(template.name)
+        if known is None or (known is Origin.BUILT_IN and document.override):
+            return
+        what, hint = self._sources[template.name], "rename one"
+        if known is Origin.BUILT_IN:
+            what, hint = "a built-in template", "say `override: true` to replace it"
+        document.wrong("name", template.name, f"is taken by {what}", hint)
+
+    def _made(self, name: str, before: Template | None, *, strict: bool) -> Template | None:
+        assert self._folder is not None
+        try:
+            document = read_document(self._folder / name)
             template = document.template()
-            origin = origins.get(template.name)
-            if origin and not (origin == "built in" and document.override):
-                what = "a built-in template" if origin == "built in" else origin
-                hint = (
-                    "say `override: true` to replace it" if origin == "built in" else "rename one"
-                )
-                document.wrong("name", template.name, f"is taken by {what}", hint)
-            templates[template.name], origins[template.name] = template, str(file)
-    return MappingProxyType(templates)
+            self._check_taken(document, template)
+        except InvalidError as error:
+            if strict:
+                raise
+            log.warning("%s", error)
+            return before
+        return template
+
+    def _marks(self) -> dict[str, _Mark]:
+        found: dict[str, _Mark] = {}
+        if self._folder is None:
+            return found
+        try:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
+                    if entry.name.endswith(SUFFIXES) and entry.name[0] != ".":
+                        about = entry.stat()
+                        found[entry.name] = (about.st_mtime_ns, about.st_size, about.st_ino)
+        except FileNotFoundError:
+            return found  # nothing was made yet, or a file went while we looked: look again soon
+        except OSError as error:
+            raise InvalidError(
+                f"cannot read the templates in {self._folder}: {error.strerror}"
+            ) from error
+        return found
+
+
+_Mark = tuple[int, int, int]  # when a file was written, how long it is, and which one it is
+
+
+def load_catalog(extra_dir: Path | None = None, *, data_dir: Path | None = None) -> Catalog:
+    return Catalog(extra_dir, data_dir=data_dir)
 
 
 def written_folder(data_dir: Path) -> Path:
-    """Where `capsule template import` puts the templates it writes."""
+    """Where builds and imports put the templates they write."""
     return data_dir / "templates"
 
 
-def read_template(file: Path) -> Template:
-    """One template. Raises InvalidError."""
-    return _read(file).template()
-
-
-def write_template(folder: Path, template: Template, *, replace: bool = False) -> Path:
-    """Write `template` as `folder`/NAME.yaml, whole or not at all.
-
-    Raises ConflictError when there is one already and `replace` is not given.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{template.name}.yaml"
-    text = yaml.safe_dump(as_mapping(template), sort_keys=False, allow_unicode=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".yaml")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write("# Written by `capsule template import`; yours to edit.\n" + text)
-            os.fchmod(handle, 0o644)
-        read_template(Path(temporary))  # what we write we can read
-        if replace:
-            os.replace(temporary, target)
-        else:
-            os.link(temporary, target)
-    except FileExistsError:
-        raise ConflictError(
-            f"template {template.name} exists already: {target}",
-            hint="choose another name, or remove that file",
-        ) from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return target
-
-
-def as_mapping(template: Template) -> dict[str, Any]:
-    """The template as its YAML file says it; `read_template` gives the same value again."""
-    limits = {f.name: getattr(template.limits, f.name) for f in fields(template.limits)}
-    languages: dict[str, dict[str, Any]] = {}
-    for key, language in template.languages.items():
-        entry = languages.setdefault(language.name, {"aliases": []})
-        if key != language.name:
-            entry["aliases"].append(key)
-        entry.update(file=language.filename, command=list(language.command))
-        if language.carry:
-            entry["carry"] = language.carry
-    engine = {"image": template.image, "runtime": template.runtime}
-    return {
-        "name": template.name,
-        "description": template.description,
-        "root": template.root,
-        **{key: value for key, value in engine.items() if value},
-        "needs": list(template.needs),
-        "default_language": template.default_language,
-        "languages": languages,
-        "shell": list(template.shell),
-        "limits": limits,
-        "env": dict(template.env),
-        "network": template.network,
-        "seccomp": template.seccomp,
-        "ttl": template.ttl,
-    }
-
-
 def image_template(
-    name: str, image: str, *, env: Mapping[str, str], programs: frozenset[str], like: Template
+    name: str,
+    image: str,
+    *,
+    env: Mapping[str, str],
+    programs: frozenset[str],
+    like: Template,
+    bare: bool = False,
 ) -> Template:
-    """A template for an imported image, with the languages whose programs it has.
+    """A template for an image, with the languages whose programs it has.
 
-    `env` is the image's own, `programs` says which of python3, node, go, bash and sh were found in
-    it, `like` gives limits and the rest.
+    `env` is the image's own, `programs` says which of PROGRAMS were found in it, `like` gives
+    limits and the rest. Raises InvalidError where it has no language; with `bare` that is fine.
     """
     languages: dict[str, Language] = {}
     needs: set[str] = set()
-    for builtin in load_catalog().values():
+    for builtin in _built_in():
         for key, language in builtin.languages.items():
             own = builtin.needs if language.name == builtin.default_language else ()
             if key not in languages and programs.issuperset((language.command[0], *own)):
                 languages[key] = language
                 needs.update((language.command[0], *own))
     found = [known for known in _PREFERRED if known in languages]
-    if not found:
+    if not found and not bare:
         raise InvalidError(
-            f"image {image} has none of python3, node, go, bash and sh in its path",
+            f"image {image} has none of {', '.join(PROGRAMS[:-1])} and {PROGRAMS[-1]} in its path",
             hint="write a template by hand, with the commands that the image has",
         )
     env = {key: value for key, value in env.items() if _VARIABLE.fullmatch(key)}
@@ -170,207 +218,23 @@ def image_template(
         description=f"the image {image}",
         root=f"image:{image}",
         languages=languages,
-        default_language=found[0],
+        default_language=found[0] if found else "",
         needs=tuple(sorted(needs)),
         shell=("/bin/bash", "-l") if "bash" in programs else ("/bin/sh", "-l"),
         env={**env, **fixed},
     )
 
 
-# libyaml's parser, where PyYAML has it: every `capsule run` reads the templates, 9 ms faster.
-_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def shipped() -> dict[str, dict[str, bytes]]:
+    """The built-in templates that have a Dockerfile, and the files that it is built from."""
+    found: dict[str, dict[str, bytes]] = {}
+    for folder in (resources.files("capsule") / "templates").iterdir():
+        if folder.is_dir() and (folder / "Dockerfile").is_file():
+            files = sorted(folder.iterdir(), key=lambda file: file.name)
+            found[folder.name] = {file.name: file.read_bytes() for file in files if file.is_file()}
+    return dict(sorted(found.items()))
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc, valid-type]  # one of two classes
-    """Plain YAML, where a key that comes twice is an error instead of a silent replacement."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                problem = f"key {key.value!r} comes twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(str(key.value))
-        made: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return made
-
-
-def _files(folder: Path | Traversable) -> Iterator[Path | Traversable]:
-    try:
-        names = sorted(folder.iterdir(), key=lambda file: file.name)
-    except OSError as error:
-        raise InvalidError(
-            f"cannot read the templates in {folder}: {error.strerror}", field="templates_dir"
-        ) from error
-    return (file for file in names if file.name.endswith(_SUFFIXES) and file.name[0] != ".")
-
-
-def _read(file: Path | Traversable) -> _Document:
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(_MAX_FILE + 1)
-        if len(data) > _MAX_FILE:
-            raise InvalidError(f"template {file}: larger than {_MAX_FILE} bytes")
-        content = yaml.load(data.decode("utf-8"), _Loader)
-    except OSError as error:
-        raise InvalidError(f"cannot read the template {file}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise InvalidError(f"the template {file} is not YAML: {detail}") from error
-    if not isinstance(content, dict):
-        raise InvalidError(f"the template {file} is not a mapping", hint="see python.yaml")
-    return _Document(file, content)
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """One file and what is in it. Every complaint names the file, the field and the value."""
-
-    file: Path | Traversable
-    content: Mapping[Any, Any]
-
-    def wrong(self, field: str, value: object, what: str, hint: str | None = None) -> NoReturn:
-        text = f"template {self.file}: {field}: {brief(value)} {what}"
-        raise InvalidError(text, hint=hint, field=field)
-
-    @property
-    def override(self) -> bool:
-        value = self.content.get("override", False)
-        if not isinstance(value, bool):
-            self.wrong("override", value, "is not true or false")
-        return value
-
-    def template(self) -> Template:
-        known = [*(f.name for f in fields(Template)), "override"]
-        self._keys(self.content, known, "")
-        default = Template("")
-        languages = self._languages()
-        stem = re.sub(r"\.ya?ml$", "", self.file.name).lstrip(".")
-        template = Template(
-            name=self._text("name", stem, _NAME, "lower-case letters, digits, . _ and -"),
-            description=self._string("description", default.description),
-            root=self._text("root", default.root, _ROOT, "host, dir:/absolute/path or image:NAME"),
-            image=self._optional("image", _IMAGE, "the name of an image"),
-            runtime=self._optional("runtime", _RUNTIME, "the name of a runtime"),
-            languages=languages,
-            default_language=self._choice("default_language", next(iter(languages)), languages),
-            needs=self._strings("needs", ()),
-            shell=self._strings("shell", default.shell, least=1),
-            limits=self._limits(default.limits),
-            env=self._env(),
-            network=self._choice("network", default.network, NETWORKS),
-            seccomp=self._text("seccomp", default.seccomp, _PROFILE, "the name of a profile"),
-            ttl=self._translated(check, "ttl", _TTL, self.content.get("ttl", default.ttl)),
-        )
-        _ = self.override  # checked wherever it stands
-        return template
-
-    def _languages(self) -> dict[str, Language]:
-        found: dict[str, Language] = {}
-        raw = self._mapping("languages", self.content.get("languages"))
-        if not raw:
-            self.wrong("languages", raw, "is empty", "name one, with its file and command")
-        for name, value in raw.items():
-            where = f"languages.{name}"
-            entry = self._mapping(where, value)
-            self._keys(entry, _LANGUAGE_KEYS, where)
-            language = self._language(str(name), where, entry)
-            for key in (str(name), *self._strings("aliases", (), entry, where)):
-                if not _LANGUAGE_NAME.fullmatch(key):
-                    self.wrong(where, key, "is not a name", "lower-case letters and digits")
-                if key in found:
-                    self.wrong(where, key, f"already means {found[key].name}")
-                found[key] = language
-        return found
-
-    def _language(self, name: str, where: str, entry: Mapping[Any, Any]) -> Language:
-        file = entry.get("file")
-        if not isinstance(file, str) or "{id}" not in file or ".." in file.split("/"):
-            hint = "a path with {id} in it, relative to /workspace, such as .capsule-{id}.py"
-            self.wrong(f"{where}.file", file, "is not a file name", hint)
-        command = self._strings("command", (), entry, where, least=1)
-        if not any("{file}" in word for word in command):
-            self.wrong(f"{where}.command", command, "does not mention {file}")
-        carry = entry.get("carry")
-        if carry is not None and carry not in CARRY_KINDS:
-            self.wrong(f"{where}.carry", carry, f"is not one of {', '.join(CARRY_KINDS)}")
-        return Language(name, file, command, carry)
-
-    def _limits(self, default: Limits) -> Limits:
-        raw = self._mapping("limits", self.content.get("limits") or {})
-        return changed(
-            default,
-            **{str(k): self._translated(check_limit, str(k), v, _MOST) for k, v in raw.items()},
-        )
-
-    def _env(self) -> dict[str, str]:
-        env = self._mapping("env", self.content.get("env") or {})
-        for key, value in env.items():
-            if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
-                self.wrong("env", key, "is not the name of a variable")
-            if not isinstance(value, str) or "\0" in value:
-                self.wrong(f"env.{key}", value, "is not a text", 'put it in quotes, such as "1"')
-        return dict(env)
-
-    def _translated(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The complaints of settings.py do not know the file: add it."""
-        try:
-            return function(*arguments)
-        except InvalidError as error:
-            text = f"template {self.file}: {error.message}"
-            raise InvalidError(text, hint=error.hint, **error.details) from None
-
-    def _keys(
-        self, mapping: Mapping[Any, Any], known: list[str] | tuple[str, ...], at: str
-    ) -> None:
-        for key in mapping:
-            if key not in known:
-                what = f"key in {at}" if at else "key"
-                self._translated(_raise, unknown(str(key), known, what))
-
-    def _mapping(self, field: str, value: object) -> Mapping[Any, Any]:
-        if not isinstance(value, dict):
-            self.wrong(field, value, "is not a mapping")
-        return value
-
-    def _string(self, field: str, default: str) -> str:
-        value = self.content.get(field, default)
-        if not isinstance(value, str):
-            self.wrong(field, value, "is not a text")
-        return value
-
-    def _text(self, field: str, default: str, pattern: re.Pattern[str], allowed: str) -> str:
-        value = self._string(field, default)
-        if not pattern.fullmatch(value):
-            self.wrong(field, value, f"is not {allowed}")
-        return value
-
-    def _optional(self, field: str, pattern: re.Pattern[str], allowed: str) -> str:
-        return self._text(field, "", pattern, allowed) if field in self.content else ""
-
-    def _choice(self, field: str, default: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-        value = self._string(field, default)
-        if value not in known:
-            self.wrong(field, value, f"is not one of {', '.join(known)}")
-        return value
-
-    def _strings(
-        self,
-        field: str,
-        default: tuple[str, ...],
-        entry: Mapping[Any, Any] | None = None,
-        where: str = "",
-        *,
-        least: int = 0,
-    ) -> tuple[str, ...]:
-        value = (self.content if entry is None else entry).get(field, list(default))
-        path = f"{where}.{field}" if where else field
-        if not isinstance(value, list) or not all(isinstance(x, str) and x for x in value):
-            self.wrong(path, value, "is not a list of texts", "put numbers in quotes")
-        if len(value) < least:
-            self.wrong(path, value, "is empty")
-        return tuple(value)
-
-
-def _raise(error: InvalidError) -> NoReturn:
-    raise error
+def _built_in() -> Iterator[Template]:
+    for file in list_files(resources.files("capsule") / "templates"):
+        yield read_document(file).template()

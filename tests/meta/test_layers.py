@@ -21,6 +21,7 @@ HEIGHT = {
     "agentbin": 1,
     "catalog": 1,
     "settings": 0,
+    "template_file": 1,
     "config": 1,
     "link": 2,
     "profiles": 2,

@@ -13,10 +13,12 @@ import yaml
 
 from capsule.catalog import (
     CARRY_KINDS,
+    Origin,
     as_mapping,
     image_template,
     load_catalog,
     read_template,
+    shipped,
     write_template,
     written_folder,
 )
@@ -24,7 +26,7 @@ from capsule.errors import ConflictError, InvalidError
 from capsule.model import GIB, MIB, Language, Limits, Template
 from capsule.providers.local.seccomp import load_profile
 
-BUILT_IN = ("bash", "go", "node", "python")
+BUILT_IN = ("bash", "datascience", "go", "node", "python")
 LANGUAGE = {"file": "{id}.x", "command": ["x", "{file}"]}
 MINIMAL = {"languages": {"x": LANGUAGE}}
 
@@ -50,7 +52,7 @@ def test_a_built_in_template_makes_sense(name: str) -> None:
     assert template.languages["bash"].carry == "sh"
     assert template.env["HOME"] == "/workspace"
     assert template.env["LANG"] == "C.UTF-8"
-    assert template.root == "host"
+    assert template.root == ("image:datascience" if name == "datascience" else "host")
     assert template.ttl == 600.0
     load_profile(template.seccomp)
 
@@ -357,3 +359,92 @@ def test_an_image_keeps_its_path_but_not_its_home() -> None:
 def test_an_image_without_a_language_is_refused() -> None:
     with pytest.raises(InvalidError, match="none of python3, node, go, bash and sh"):
         image(set())
+
+
+def test_an_image_without_a_language_may_be_wanted(tmp_path: Path) -> None:
+    none = image_template(
+        "mine", "x", env={}, programs=frozenset(), like=load_catalog()["bash"], bare=True
+    )
+    assert (none.languages, none.default_language) == ({}, "")
+    assert read_template(write_template(tmp_path, none)) == none
+    with pytest.raises(InvalidError, match=r"languages: \{\} is empty"):
+        read_template(write(tmp_path, {"languages": {}, "root": "host"}))
+
+
+# Dockerfiles that come along
+
+
+def test_every_template_can_be_built() -> None:
+    assert tuple(shipped()) == BUILT_IN
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_dockerfile_lets_another_base_be_given(name: str) -> None:
+    text = shipped()[name]["Dockerfile"].decode()
+    assert text.count("ARG BASE=") == 1 and "FROM ${BASE}" in text
+    assert "WORKDIR /workspace" in text
+
+
+def test_what_datascience_is_about_is_in_it() -> None:
+    wanted = shipped()["datascience"]["requirements.txt"].decode()
+    names = {line.partition("~=")[0] for line in wanted.splitlines()}
+    assert names == {"numpy", "pandas", "matplotlib", "scikit-learn"}
+
+
+# While it is used
+
+
+def test_what_another_process_writes_is_found(tmp_path: Path) -> None:
+    catalog, other = load_catalog(data_dir=tmp_path), load_catalog(data_dir=tmp_path)
+    assert not catalog.stale()
+    mine = replace(other["bash"], name="mine")
+    other.add(mine)
+    assert "mine" not in catalog  # until somebody looks
+    assert catalog.stale()
+    catalog.refresh()
+    assert catalog["mine"] == mine and not catalog.stale()
+    assert (catalog.origin("mine"), catalog.origin("bash")) == (Origin.MADE, Origin.BUILT_IN)
+    other.add(replace(mine, description="changed"), replace=True)
+    assert catalog.stale()
+    catalog.refresh()
+    assert catalog["mine"].description == "changed"
+    other.discard("mine")
+    assert catalog.stale()
+    catalog.refresh()
+    assert "mine" not in catalog and len(catalog) == len(BUILT_IN)
+
+
+def test_two_changes_at_once_are_both_seen(tmp_path: Path) -> None:
+    """A folder's time has a grain: the second change must not hide behind the first."""
+    catalog, other = load_catalog(data_dir=tmp_path), load_catalog(data_dir=tmp_path)
+    for i in range(20):
+        other.add(replace(other["bash"], name=f"t{i}"))
+        assert catalog.stale()
+        catalog.refresh()
+        assert f"t{i}" in catalog
+
+
+def test_a_file_that_becomes_wrong_counts_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = load_catalog(data_dir=tmp_path)
+    path = catalog.add(replace(catalog["bash"], name="mine"))
+    before = catalog["mine"]
+    path.write_text("languages: [wrong")
+    write(path.parent, "also: wrong", "other.yaml")
+    catalog.refresh()
+    assert catalog["mine"] == before
+    assert "other" not in catalog
+    assert len(caplog.records) == 2 and str(path) in caplog.text
+    assert not catalog.stale()  # nobody reads it again and again
+    with pytest.raises(InvalidError):
+        load_catalog(data_dir=tmp_path)  # a start is the time to say so
+
+
+def test_a_name_that_is_taken_is_not_replaced_behind_ones_back(tmp_path: Path) -> None:
+    catalog = load_catalog(data_dir=tmp_path)
+    written_folder(tmp_path).mkdir()
+    write(written_folder(tmp_path), {"name": "python", **MINIMAL}, "sly.yaml")
+    before = catalog["python"]
+    catalog.refresh()
+    assert catalog["python"] == before

@@ -68,13 +68,14 @@ class Choice(NamedTuple):
 def choose(
     catalog: Mapping[str, Template], source: Source, template: str | None, language: str | None
 ) -> Choice:
-    """The template that was named, or else the first one whose main language it is."""
+    """The template that was named, or else one whose main language it is; first those that need no
+    image."""
     wanted = language or source.language
     if template is not None:
         return _in_template(catalog, template, wanted)
     if wanted is None:
         return _in_template(catalog, "python", None)
-    for each in sorted(catalog.values(), key=lambda t: not _is_main(t, wanted)):
+    for each in sorted(catalog.values(), key=lambda t: (not _is_main(t, wanted), t.root != "host")):
         if wanted in each.languages:
             return Choice(each, each.languages[wanted])
     known = sorted({name for each in catalog.values() for name in each.languages})
