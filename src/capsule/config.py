@@ -162,6 +162,28 @@ class Config:
         default=None,
         metadata=about("path", "folder with further templates", optional=True),
     )
+    max_builds: int = field(
+        default=2,
+        metadata=about(
+            "integer", "images built at the same time; 0: the API builds none", low=0, high=1000
+        ),
+    )
+    build_timeout: float = field(
+        default=1800.0,
+        metadata=about("seconds", "time a build gets", low=1.0, high=_DAY),
+    )
+    build_memory: int = field(
+        default=4 * GIB,
+        metadata=about("bytes", "memory of each step of a build; 0: no limit", low=0),
+    )
+    build_network: str = field(
+        default="default",
+        metadata=about("text", "network of a build's steps, as the Engine names it, such as none"),
+    )
+    max_context: int = field(
+        default=256 * MIB,
+        metadata=about("bytes", "largest build context", low=1024, high=1024 * GIB),
+    )
     max_sandboxes: int = field(
         default=1024,
         metadata=about("integer", "sandboxes at the same time", low=1, high=1_000_000),

@@ -19,7 +19,8 @@ from tests.support.servers import CAPSULE
 
 COMMANDS = (
     "serve", "run", "create", "ls", "exec", "shell", "cp", "rm", "doctor", "version", "completion",
-    "template ls", "template show", "template import", "template rm",
+    "template ls", "template show", "template build", "template import", "template export",
+    "template rm",
 )  # fmt: skip
 
 

@@ -81,6 +81,12 @@ Template = Annotated[
     str | None,
     typer.Option("--template", "-t", help="What to start from.", autocompletion=complete_template),
 ]
+ImageProvider = Annotated[
+    str | None,
+    typer.Option(
+        "--provider", help="Whose image: docker or local.", show_default="the configured one"
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option("--timeout", parser=_seconds, metavar="TIME", help="End it after this time."),

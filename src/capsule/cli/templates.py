@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import dataclasses
-import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from capsule.catalog import (
-    as_mapping,
-    image_template,
-    load_catalog,
-    write_template,
-    written_folder,
-)
+from capsule.catalog import as_mapping, load_catalog
 from capsule.cli import show
 from capsule.config import Config, load_config
-from capsule.errors import InvalidError, NotFoundError
+from capsule.errors import NotFoundError
 from capsule.model import Template
 
-_PROGRAMS = ("python3", "node", "go", "bash", "sh")
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+if TYPE_CHECKING:
+    from capsule.service.templates import Templates
+
+T = TypeVar("T")
 
 
 def list_templates(*, as_json: bool) -> int:
@@ -48,50 +45,66 @@ def show_template(name: str, *, as_json: bool) -> int:
     return 0
 
 
-def import_image(archive: Path, name: str | None, *, replace: bool, as_json: bool) -> int:
-    from capsule.providers.local import images
+def import_image(
+    archive: Path, name: str | None, *, provider: str | None, replace: bool, as_json: bool
+) -> int:
+    from capsule.cli.building import name_of
 
-    config = load_config()
     if not archive.is_file():
         raise NotFoundError(f"no such file: {archive}", hint="make one: docker save NAME > x.tar")
-    name = name or _name_of(archive)
-    if not replace and name in _catalog(config):
-        raise InvalidError(f"template {name} exists already", hint="choose another with --name")
-    store = config.data_dir / "images"
     show.note(f"unpacking {archive.name}")
-    with images.importing(archive, name, store, replace=replace) as (image, layers):
-        path = image.config.env.get("PATH", _DEFAULT_PATH)
-        programs = images.find_programs(layers, _PROGRAMS, path)
-        like = load_catalog()["bash"]
-        template = image_template(name, name, env=image.config.env, programs=programs, like=like)
-        file = write_template(written_folder(config.data_dir), template, replace=replace)
+    wanted = name or name_of(archive.name)
+    built = _do(lambda t: t.load(wanted, archive, provider=provider, replace=replace))
+    template, image = built.template, built.image
     if as_json:
         show.as_json({"template": as_mapping(template), "image": dataclasses.asdict(image)})
         return 0
-    amount = image.amount
-    print(f"{name}: {amount.entries} entries, {show.size(amount.bytes)}")
-    show.note(f"the template is {file}; try: capsule run --template {name} 'echo hello' -l bash")
+    print(
+        f"{template.name}: {image.reference} of provider {image.provider}, {show.size(image.size)}"
+    )
+    show.note(f"try: capsule create {template.name}")
+    return 0
+
+
+def export_image(name: str, target: Path | None, *, provider: str | None, as_json: bool) -> int:
+    """Into a file beside the target first: what is there under the name is whole."""
+    path = target or Path(f"{name}.tar")
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        with draft.open("xb") as file:
+            image = _do(lambda t: t.save(name, file, provider=provider))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    size = path.stat().st_size
+    if as_json:
+        show.as_json({"file": str(path), "size": size, "image": dataclasses.asdict(image)})
+        return 0
+    print(f"{path}: {show.size(size)}")
+    show.note(f"elsewhere: capsule template import {path.name} --name {name}")
     return 0
 
 
 def remove_image(name: str, *, as_json: bool) -> int:
-    from capsule.providers.local import images
-
-    config = load_config()
-    template = _find(_catalog(config), name)
-    file = written_folder(config.data_dir) / f"{name}.yaml"
-    if not file.is_file():
-        raise InvalidError(
-            f"template {name} was not imported", hint="only imported ones can be removed"
-        )
-    with contextlib.suppress(NotFoundError):
-        images.remove_image(template.root.removeprefix("image:"), config.data_dir / "images")
-    file.unlink()
+    _do(lambda t: t.delete(name))
     if as_json:
         show.as_json({"removed": name})
     else:
         print(name)
     return 0
+
+
+def _do(work: Callable[[Templates], Coroutine[Any, Any, T]]) -> T:
+    from capsule.cli.building import open_templates
+
+    async def run() -> T:
+        templates = open_templates(load_config())
+        try:
+            return await work(templates)
+        finally:
+            await templates.aclose()
+
+    return asyncio.run(run())
 
 
 def _catalog(config: Config) -> Mapping[str, Template]:
@@ -102,9 +115,3 @@ def _find(catalog: Mapping[str, Template], name: str) -> Template:
     if name not in catalog:
         raise NotFoundError(f"no such template: {name}", hint=f"there is {', '.join(catalog)}")
     return catalog[name]
-
-
-def _name_of(archive: Path) -> str:
-    """alpine-3.20.tar.gz → alpine-3.20"""
-    stem = re.sub(r"\.(tar|tgz|tar\.gz)$", "", archive.name.lower())
-    return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._") or "image"

@@ -115,13 +115,22 @@ class Archive:
     def layer(self, name: str, diff_id: str | None) -> Layer:
         return Layer(self.find(name), digest_in(name), diff_id)
 
-    def json(self, name: str) -> Any:
-        """A JSON document, of the digest that its name says, if it says one."""
+    def document(self, name: str) -> bytes:
+        """A small file, of the digest that its name says, if it says one."""
         extent = self.find(name)
         if extent.size > self.caps.json:
             raise TooLargeError(f"{name} in the image archive is over {self.caps.json} bytes")
         data = Slice(self._fd, extent).read(extent.size)
         _compare(name, hashlib.sha256(data).hexdigest(), digest_in(name))
+        return data
+
+    def raw(self, extent: Extent) -> Iterator[bytes]:
+        """The bytes of a member, as they are in the archive."""
+        part = Slice(self._fd, extent)
+        return iter(lambda: part.read(_CHUNK), b"")
+
+    def json(self, name: str) -> Any:
+        data = self.document(name)
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:

@@ -24,6 +24,7 @@ class Contents:
     kind: str  # docker, oci or rootfs
     layers: tuple[Layer, ...]
     config: Mapping[str, Any] = field(default_factory=dict)  # Env, Cmd … as Docker names them
+    document: str = ""  # the whole configuration, by its name in the archive
 
 
 def read_contents(archive: Archive, tag: str | None = None) -> Contents:
@@ -50,18 +51,17 @@ def _is_docker(manifest: Any) -> bool:
 def _docker(archive: Archive, manifest: list[dict[str, Any]], tag: str | None) -> Contents:
     tags = [_strings(each.get("RepoTags") or [], "RepoTags") for each in manifest]
     image = manifest[_pick(tags, tag)]
-    config = _mapping(archive.json(_string(image["Config"], "Config")), "config")
     names = _strings(image["Layers"], "Layers")
-    return _assemble(archive, "docker", config, names)
+    return _assemble(archive, "docker", _string(image["Config"], "Config"), names)
 
 
 def _oci(archive: Archive, tag: str | None) -> Contents:
     found = _platform_manifests(archive, archive.json("index.json"), _MOST_NESTED)
     names = [[text for key in _NAMES if (text := names.get(key))] for _, names in found]
     manifest = found[_pick(names, tag)][0]
-    config_name = _blob(_mapping(manifest.get("config"), "config"))
+    document = _blob(_mapping(manifest.get("config"), "config"))
     layers = [_blob(_mapping(each, "layer")) for each in _list(manifest.get("layers"), "layers")]
-    return _assemble(archive, "oci", _mapping(archive.json(config_name), "config"), layers)
+    return _assemble(archive, "oci", document, layers)
 
 
 def _platform_manifests(
@@ -73,7 +73,7 @@ def _platform_manifests(
     for each in _list(_mapping(index, "index").get("manifests"), "manifests"):
         descriptor = _mapping(each, "manifest")
         platform = _mapping(descriptor.get("platform") or {}, "platform")
-        if platform and (platform.get("os"), platform.get("architecture")) != _native():
+        if platform and (platform.get("os"), platform.get("architecture")) != native():
             seen.append(f"{platform.get('os')}/{platform.get('architecture')}")
             continue
         annotations = _mapping(descriptor.get("annotations") or {}, "annotations")
@@ -85,8 +85,8 @@ def _platform_manifests(
             found += [(manifest, {**annotations, **own}) for manifest, own in inner]
     if not found:
         raise NotSupportedError(
-            f"no image for {'/'.join(_native())} in the archive; there is: {', '.join(seen)[:200]}",
-            hint=f"pull with --platform {'/'.join(_native())} and save again",
+            f"no image for {'/'.join(native())} in the archive; there is: {', '.join(seen)[:200]}",
+            hint=f"pull with --platform {'/'.join(native())} and save again",
         )
     return found
 
@@ -106,12 +106,13 @@ def _pick(names: list[list[str]], tag: str | None) -> int:
     return 0
 
 
-def _assemble(archive: Archive, kind: str, config: Mapping[str, Any], names: list[str]) -> Contents:
-    system, arch = config.get("os", "linux"), config.get("architecture", _native()[1])
-    if (system, arch) != _native():
+def _assemble(archive: Archive, kind: str, document: str, names: list[str]) -> Contents:
+    config = _mapping(archive.json(document), "config")
+    system, arch = config.get("os", "linux"), config.get("architecture", native()[1])
+    if (system, arch) != native():
         raise NotSupportedError(
-            f"the image is for {system}/{arch}, this machine is {'/'.join(_native())}",
-            hint=f"pull with --platform {'/'.join(_native())} and save again",
+            f"the image is for {system}/{arch}, this machine is {'/'.join(native())}",
+            hint=f"pull with --platform {'/'.join(native())} and save again",
         )
     if len(names) > archive.caps.layers:
         raise TooLargeError(f"the image has {len(names)} layers, limit {archive.caps.layers}")
@@ -122,10 +123,11 @@ def _assemble(archive: Archive, kind: str, config: Mapping[str, Any], names: lis
     promised: list[str | None] = [_hex(each) for each in diff_ids]
     promised = promised or [None] * len(names)
     layers = (archive.layer(name, id) for name, id in zip(names, promised, strict=True))
-    return Contents(kind, tuple(layers), _mapping(config.get("config") or {}, "config"))
+    defaults = _mapping(config.get("config") or {}, "config")
+    return Contents(kind, tuple(layers), defaults, document)
 
 
-def _native() -> tuple[str, str]:
+def native() -> tuple[str, str]:
     return "linux", _GO_ARCH[native_arch()]
 
 
