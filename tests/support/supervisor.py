@@ -166,11 +166,15 @@ def choose() -> EngineApi | Engine:
             return api
         raise EngineMissing(f"no Engine answers at DOCKER_HOST={named}")
     api = EngineApi(f"unix://{SOCKET}")
-    if api.answers() and (os.getuid() != 0 or find_runsc() is None or "runsc" in api.runtimes()):
+    running = api.answers()
+    if running and (find_runsc() is None or "runsc" in api.runtimes()):
         return api
-    if os.getuid() != 0:
-        raise EngineMissing(f"no Engine answers this user at {SOCKET}, and only root can start one")
-    return Engine(_folder())
+    try:
+        return Engine(_folder())
+    except EngineMissing as missing:
+        if running:
+            return api
+        raise EngineMissing(f"no Engine answers at {SOCKET}, and {missing}") from None
 
 
 def _take_along(api: EngineApi, notes: Path) -> None:
