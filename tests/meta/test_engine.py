@@ -166,7 +166,7 @@ def test_who_may_not_use_an_engine_is_told_so(as_root: None, as_user: User) -> N
         "from tests.support.supervisor import choose\nchoose()",
         env={"PYTHONPATH": f"{ROOT}:{as_user.env['PYTHONPATH']}"},
     )
-    assert "only root can start one" in tried.stderr
+    assert "only root can start a Docker Engine" in tried.stderr
 
 
 def test_every_image_has_a_name_to_ask_for() -> None:
