@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from capsule.app import bind, build_app
+from capsule.catalog import Catalog
 from capsule.config import Config
 from capsule.edge.drain import Gate
 from capsule.edge.server import Server
@@ -21,6 +22,14 @@ NOW = datetime(2024, 1, 19, 10, 0, tzinfo=UTC)
 Behave = Callable[[ExecCall], Any]
 
 
+class TemplatesDouble:
+    def __init__(self, templates: Mapping[str, Template]) -> None:
+        self._catalog = Catalog.of(templates)
+
+    async def fresh(self) -> Catalog:
+        return self._catalog
+
+
 class ServiceDouble:
     """One sandbox at most; `behave` decides what an exec does: returns stdout, or raises."""
 
@@ -28,6 +37,7 @@ class ServiceDouble:
 
     def __init__(self, behave: Behave | None = None) -> None:
         self.behave = behave or (lambda call: " ".join(call.cmd).encode())
+        self.templates = TemplatesDouble(self.catalog)
         self.sandboxes: dict[str, Sandbox] = {}
         self.failure: Exception | None = None
         self.drained: list[float] = []

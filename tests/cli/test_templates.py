@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from capsule_sdk import CapsuleClient, NotFoundError, NotSupportedError
 from tests.cli.conftest import Cli
 from tests.cli.terminal import at_terminal
+from tests.cli.test_commands import image
 from tests.support import wait_for
 from tests.support.engine import EngineApi
 from tests.support.images import Images
-from tests.support.servers import CAPSULE
+from tests.support.servers import CAPSULE, RealServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -33,8 +35,8 @@ def name(engine: EngineApi, cli: Cli) -> Iterator[str]:
     """Of a template that is gone afterwards, with all that was made of it."""
     made = f"t-{secrets.token_hex(6)}"
     yield made
-    for image in engine.get("/images/json"):
-        for tag in image["RepoTags"] or ():
+    for each in engine.get("/images/json"):
+        for tag in each["RepoTags"] or ():
             if made in tag:
                 engine.call("DELETE", f"/images/{tag}", force=1)
     (Path(cli.env["CAPSULE_DATA_DIR"]) / "templates" / f"{made}.yaml").unlink(missing_ok=True)
@@ -141,6 +143,35 @@ def test_without_an_engine_it_is_told_what_to_do(cli: Cli) -> None:
     done = cli("template", "build", "python", **nowhere)
     assert done.code == 1
     assert "does not answer" in done.err and "hint: " in done.err
+
+
+def test_a_running_server_sees_imports_and_removals(server: RealServer, tmp_path: Path) -> None:
+    """Without Docker: what the command line does to the data directory of a local server."""
+    busybox = Path("/bin/busybox")
+    if not busybox.exists():
+        pytest.skip("busybox is not installed on this host")
+    cli = Cli({**server.env, "CAPSULE_URL": server.url}, tmp_path)
+    name = f"t-{secrets.token_hex(6)}"
+    done = cli("template", "import", image(tmp_path / "tiny.tar", busybox), "--name", name)
+    assert done.code == 0, done.err
+    with CapsuleClient(server.url) as client:
+        try:
+            capsule = client.create(name)
+        except NotSupportedError:
+            cli("template", "rm", name)
+            pytest.skip("images need overlay mounts, which this host does not allow")
+        with capsule:
+            assert capsule.exec(["cat", "/etc/os-release"]).stdout == "ID=tiny\n"
+            for refused in (
+                cli("template", "rm", name),
+                cli("template", "import", tmp_path / "tiny.tar", "--name", name, "--replace"),
+            ):
+                assert refused.code == 1
+                assert f"template {name} is in use by sandbox {capsule.id}" in refused.err
+            assert capsule.exec(["cat", "/etc/os-release"]).stdout == "ID=tiny\n"
+        assert cli("template", "rm", name).code == 0
+        with pytest.raises(NotFoundError, match="does not exist"):
+            client.create(name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -18,8 +18,8 @@ from capsule.errors import (
     UnavailableError,
 )
 from capsule.providers.docker import build_stream
-from capsule.providers.docker.build_stream import BuildStream, Lines, Tail
-from capsule.providers.images import Fetch, Log, Progress, Step
+from capsule.providers.docker.build_stream import BuildStream, Lines
+from capsule.providers.images import Fetch, Log, Progress, Step, Tail
 
 
 def heard(*said: dict[str, Any]) -> tuple[BuildStream, list[Progress]]:

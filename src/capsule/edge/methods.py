@@ -1,5 +1,5 @@
-"""The methods of JSON-RPC: which name takes what and does what. `sandbox.v1.*` is the interface;
-`sandbox.*` the older one.
+"""The methods of JSON-RPC: which name takes what and does what. `sandbox.v1.*` and `template.v1.*`
+are the interface; `sandbox.*` the older one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from capsule.model import Usage
 
 
 def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
+    templates = verbs.templates
     return {
         "sandbox.v1.create": Method(s.Create, verbs.create, v.SandboxView),
         "sandbox.v1.get": on_sandbox(s.Nothing, verbs.get, v.SandboxView),
@@ -43,6 +44,10 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "sandbox.v1.move": on_sandbox(s.Move, files.move, v.DoneView),
         "sandbox.v1.remove": on_sandbox(s.Remove, files.remove, v.DoneView),
         "sandbox.v1.chmod": on_sandbox(s.Chmod, files.chmod, v.DoneView),
+        "template.v1.list": Method(s.Nothing, templates.list, v.TemplatesView),
+        "template.v1.get": Method(s.OfTemplate, templates.get, v.TemplateInfoView),
+        "template.v1.build": Method(s.BuildTemplate, templates.build, v.BuiltView),
+        "template.v1.delete": Method(s.OfTemplate, templates.delete, v.DeletedView),
         "sandbox.create": Method(s.Create, verbs.create_old, v.SandboxView),
         "sandbox.exec": on_sandbox(s.RunOld, verbs.run_old, v.OldExecView),
         "sandbox.delete": on_sandbox(s.Nothing, verbs.delete, v.DeletedView),

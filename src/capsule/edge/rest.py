@@ -1,4 +1,5 @@
-"""REST under `/v1`: sandboxes and execs. Files are in `rest_files`. Below, S is /v1/sandboxes/{id}.
+"""REST under `/v1`: sandboxes and execs. Files are in `rest_files`, templates in `rest_templates`.
+Below, S is /v1/sandboxes/{id}.
 
 POST   /v1/sandboxes                create; Idempotency-Key
 GET    /v1/sandboxes                list; ?state=running&metadata=key=value
@@ -19,7 +20,6 @@ POST   S/execs/{exec_id}/stdin      the body is the input, as it is, up to max_b
                                     ?eof=true closes it
 POST   S/execs/{exec_id}/resize     {"rows": 40, "cols": 120}
 POST   S/batch                      {"commands": […], "stop_on_error": true}
-GET    /v1/templates
 GET    /v1/capabilities             what this host can do: `capsule doctor` as JSON
 """
 
@@ -199,12 +199,6 @@ def server_routes(verbs: Verbs, types: Described, version: str) -> APIRouter:
         if verbs.gate.closing.is_set():
             return reply(v.HealthView(status="stopping"), 503)
         return reply(v.HealthView(status="ok"))
-
-    @router.get("/v1/templates", **describe(types, returns=v.TemplatesView))
-    async def templates() -> Response:
-        """What sandboxes can start from."""
-        found = [v.TemplateView.of(template) for template in verbs.service.catalog.values()]
-        return reply(v.TemplatesView(templates=sorted(found, key=lambda t: t.name)))
 
     @router.get("/v1/capabilities", **describe(types, returns=v.CapabilitiesView))
     async def capabilities() -> Response:

@@ -28,6 +28,7 @@ from capsule.edge.errors import (
     understand,
     wrong_method,
 )
+from capsule.edge.presence import client
 from capsule.edge.shapes import malformed, parse
 from capsule.errors import CapsuleError, InvalidError
 
@@ -119,6 +120,7 @@ class Rpc:
             raise wrong_method(scope["method"], ["POST"])
         require_json(scope)
         body = await read_body(receive)
+        client.set(receive)
         answer, headers = await self.answer(body)
         status = 200 if answer else 204
         if answer:

@@ -217,6 +217,24 @@ class Chmod(OfPath, kw_only=True, frozen=True):
     mode: Mode
 
 
+class OfTemplate(Shape, kw_only=True, frozen=True):
+    name: Word
+
+
+class BuildOptions(OfTemplate, kw_only=True, frozen=True):
+    file: Path = "Dockerfile"
+    args: dict[str, str] = {}
+    cache: bool = True
+    pull: bool = False
+    provider: Word | None = None
+
+
+class BuildTemplate(BuildOptions, kw_only=True, frozen=True):
+    """Without a context, the Dockerfile that Capsule brings for this name."""
+
+    context_base64: bytes = b""
+
+
 def mode_bits(mode: int | str) -> int:
     """File modes are numbers, or octal digits in a string as people write them."""
     return int(mode, 8) if isinstance(mode, str) else mode
@@ -239,6 +257,11 @@ def parse(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
         raise _explain(error, data) from None
     except (ValueError, RecursionError) as error:
         raise malformed(error, data) from None
+
+
+def checked(shape: T) -> T:
+    """A shape that was put together here, from a URL say, held to what it says of itself."""
+    return parse(msgspec.json.Decoder(type(shape)), msgspec.json.encode(shape))
 
 
 def malformed(error: Exception, data: bytes | msgspec.Raw) -> InvalidError:

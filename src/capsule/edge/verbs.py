@@ -17,6 +17,7 @@ from capsule.edge.drain import Gate
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
+from capsule.edge.template_verbs import TemplateVerbs
 from capsule.errors import NotFoundError
 from capsule.model import ExecInfo, State, Usage
 from capsule.service import (
@@ -35,6 +36,7 @@ class Verbs:
         self.config = config
         self.service = service
         self.gate = gate
+        self.templates = TemplateVerbs(config, service, gate)
 
     async def create(self, p: s.Create) -> v.SandboxView:
         return v.SandboxView.of(await self._create(p))

@@ -5,8 +5,8 @@ surface.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from capsule.edge.text import is_text, show
 from capsule.model import ExecInfo, Exit, FileStat, Limits, Template, Unenforced
 from capsule.providers.contract import Capabilities, Finding
-from capsule.service import ExecResult, Sandbox
+from capsule.service import ExecResult, Image, Sandbox
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,18 +277,63 @@ class TemplateView(View, frozen=True, kw_only=True):
     limits: Limits
     network: str
     ttl_ms: int
+    origin: str
+    root: str
+    image: str
 
     @classmethod
-    def of(cls, template: Template) -> TemplateView:
+    def of(cls, template: Template, origin: str) -> TemplateView:
+        return cls(**_template_fields(template, origin))
+
+
+def _template_fields(template: Template, origin: str) -> dict[str, Any]:
+    return {
+        "name": template.name,
+        "description": template.description,
+        "languages": sorted(template.languages),
+        "default_language": template.default_language,
+        "limits": template.limits,
+        "network": template.network,
+        "ttl_ms": round(template.ttl * 1000),
+        "origin": origin,
+        "root": template.root,
+        "image": template.image,
+    }
+
+
+class ImageView(View, frozen=True, kw_only=True):
+    provider: str
+    reference: str
+    id: str
+    size: int
+    created_at: datetime
+
+    @classmethod
+    def of(cls, image: Image) -> ImageView:
         return cls(
-            name=template.name,
-            description=template.description,
-            languages=sorted(template.languages),
-            default_language=template.default_language,
-            limits=template.limits,
-            network=template.network,
-            ttl_ms=round(template.ttl * 1000),
+            provider=image.provider,
+            reference=image.reference,
+            id=image.id,
+            size=image.size,
+            created_at=datetime.fromtimestamp(image.created, UTC),
         )
+
+
+class TemplateInfoView(TemplateView, frozen=True, kw_only=True):
+    images: list[ImageView]
+
+    @classmethod
+    def with_images(
+        cls, template: Template, origin: str, images: Sequence[Image]
+    ) -> TemplateInfoView:
+        found = [ImageView.of(image) for image in images]
+        return cls(**_template_fields(template, origin), images=found)
+
+
+class BuiltView(View, frozen=True, kw_only=True):
+    template: TemplateView
+    image: ImageView
+    log: str
 
 
 class TemplatesView(View, frozen=True, kw_only=True):

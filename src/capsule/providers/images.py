@@ -8,6 +8,7 @@ Only CapsuleErrors come out.
 from __future__ import annotations
 
 import abc
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,23 @@ class Look:
 
     names: tuple[str, ...]
     take: Callable[[Image, frozenset[str]], None]
+
+
+class Tail:
+    """The last characters of a text that comes in parts."""
+
+    def __init__(self, most: int = 64 * 1024) -> None:
+        self._most, self._length = most, 0
+        self._parts: deque[str] = deque()
+
+    def add(self, text: str) -> None:
+        self._parts.append(text)
+        self._length += len(text)
+        while self._length - len(self._parts[0]) >= self._most:
+            self._length -= len(self._parts.popleft())
+
+    def __str__(self) -> str:
+        return "".join(self._parts)[-self._most :]
 
 
 class Images(abc.ABC):

@@ -1,8 +1,10 @@
-"""Sandboxes, execs, files, terminals: states, limits, timeouts and records. No HTTP in here."""
+"""Sandboxes, execs, files, terminals, templates: states, limits and records. No HTTP in here."""
 
+from capsule.providers.images import Fetch, Image, Log, Recipe, Step
 from capsule.service.files import Files
 from capsule.service.live import LiveExec
 from capsule.service.service import Service
+from capsule.service.templates import Built, Tail, spool
 from capsule.service.terminal import Closing, TerminalSession
 from capsule.service.values import (
     CreateRequest,
@@ -16,17 +18,25 @@ from capsule.service.values import (
 )
 
 __all__ = [
+    "Built",
     "Closing",
     "CreateRequest",
     "ExecCall",
     "ExecResult",
+    "Fetch",
     "Files",
+    "Image",
     "LiveExec",
+    "Log",
+    "Recipe",
     "RunCall",
     "Sandbox",
     "Service",
     "Stats",
+    "Step",
+    "Tail",
     "TarResult",
     "Terminal",
     "TerminalSession",
+    "spool",
 ]

@@ -4,6 +4,7 @@ Service ─┬─ store, providers      opened and closed here
          ├─ sandboxes             owns the tasks that launch and end boxes
          ├─ reaper ─ pulse        owns one task
          ├─ execs, terminals      own nothing that outlives a call
+         ├─ templates             builds are their callers'; owns the task that clears up old ones
          └─ locks on data_dir and run_dir, held from open to aclose
 """
 
@@ -19,6 +20,7 @@ from typing import Self
 
 import structlog
 
+from capsule.catalog import Catalog
 from capsule.config import Config
 from capsule.errors import CapsuleError, UnavailableError
 from capsule.model import ExecInfo, State, Template, Usage
@@ -37,6 +39,7 @@ from capsule.service.reaper import Reaper
 from capsule.service.room import Room
 from capsule.service.sandboxes import Parts, Sandboxes
 from capsule.service.store import SqliteStore, Store
+from capsule.service.templates import Templates, shares
 from capsule.service.terminal import Terminals, TerminalSession
 from capsule.service.values import (
     CreateRequest,
@@ -61,7 +64,8 @@ class Service:
         store: Store | None = None,
     ) -> None:
         self.config = config
-        self.catalog = catalog
+        self.catalog = catalog = Catalog.of(catalog)
+        self.templates = Templates(config, catalog, self._using)
         self._capabilities: dict[str, Capabilities] = {}
         self._clock = clock or SystemClock()
         self._store = store or SqliteStore(config.data_dir / "capsule.db")
@@ -98,6 +102,8 @@ class Service:
             await adopt_all(self._parts, self._sandboxes)
             self.reaper.start()
             stack.push_async_callback(self.reaper.aclose)
+            self.templates.start()
+            stack.push_async_callback(self.templates.aclose)
             self._opened = stack.pop_all()
 
     async def _open_provider(self, provider: Provider, stack: AsyncExitStack) -> None:
@@ -176,7 +182,13 @@ class Service:
         """Returns when it runs. Raises InvalidError, TooLargeError, NotFoundError (template),
         CapacityError, ConflictError (the key was used for something else), GoneError (what the key
         made is over), UnavailableError, NoSpaceError."""
+        await self.templates.fresh()
         return await self._sandboxes.create(request)
+
+    async def _using(self, template: Template) -> Sequence[str]:
+        entries = self._sandboxes.entries.values()
+        over = (State.GONE, State.FAILED)
+        return [e.id for e in entries if e.state not in over and shares(e.template, template)]
 
     def get(self, id: str) -> Sandbox:
         """Raises NotFoundError, GoneError (it existed, and is over)."""

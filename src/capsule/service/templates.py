@@ -1,7 +1,8 @@
 """Templates that come and go while the server runs: built, imported, exported, removed.
 
 A build belongs to whoever iterates over it, and has no task of its own: closing the iteration
-cancels it. What is written down is a file per template (catalog.py), after its image is there and
+cancels it. One task, begun by `start` and ended by `aclose`, clears up after builds that a killed
+server left. What is written down is a file per template (catalog.py), after its image is there and
 gone before its image goes; so other processes on the same data directory see the same templates.
 """
 
@@ -11,7 +12,6 @@ import asyncio
 import dataclasses
 import io
 import os
-import tarfile
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -25,6 +25,7 @@ from capsule.catalog import PROGRAMS, Catalog, Origin, image_template, shipped
 from capsule.config import Config
 from capsule.errors import (
     CapacityError,
+    CapsuleError,
     ConflictError,
     InvalidError,
     NotFoundError,
@@ -32,13 +33,17 @@ from capsule.errors import (
     UnavailableError,
 )
 from capsule.model import State, Template
-from capsule.providers.images import Image, Images, Log, Look, Progress, Recipe
+from capsule.providers.images import Image, Images, Log, Look, Progress, Recipe, Tail
 from capsule.providers.registry import BUILDER, IMAGES, make_images
 from capsule.service.store import SqliteStore
+from capsule.service.tasks import Tasks
 from capsule.settings import brief
+
+__all__ = ["Built", "Said", "Tail", "Templates", "recorded_users", "shares", "spool"]
 
 log = structlog.get_logger(__name__)
 
+TIDY_AGAIN = 60.0
 OWN_IMAGE = "capsule/{}:latest"
 
 UsedBy = Callable[[Template], Awaitable[Sequence[str]]]
@@ -52,6 +57,9 @@ class Built:
     image: Image
 
 
+Said = Progress | Built
+
+
 class Templates:
     def __init__(self, config: Config, catalog: Catalog, used_by: UsedBy) -> None:
         """`used_by` names the sandboxes that run from a template."""
@@ -60,8 +68,22 @@ class Templates:
         self._used_by = used_by
         self._opened: dict[str, Images] = {}
         self._building: set[str] = set()
+        self._tasks = Tasks()
+
+    def start(self) -> None:
+        self._tasks.spawn(self._tidy(), "tidy up after builds")
+
+    async def _tidy(self) -> None:
+        """Until nothing is left; where nothing was, nobody is asked."""
+        while await asyncio.to_thread(_any_left, self._config.data_dir):
+            try:
+                await (await self._of(BUILDER)).tidy()
+            except CapsuleError as error:
+                log.warning("what a build left is still there", reason=error.message)
+            await asyncio.sleep(TIDY_AGAIN)
 
     async def aclose(self) -> None:
+        await self._tasks.aclose()
         for images in self._opened.values():
             await images.aclose()
         self._opened.clear()
@@ -97,7 +119,7 @@ class Templates:
 
     async def build(
         self, name: str, recipe: Recipe, *, provider: str | None = None
-    ) -> AsyncGenerator[Progress | Built, None]:
+    ) -> AsyncGenerator[Said, None]:
         """Build a template's image; without a context, by the Dockerfile that Capsule brings.
 
         `provider` is whose sandboxes are to start from it; the configured one if it is not given.
@@ -109,6 +131,8 @@ class Templates:
             context = await asyncio.to_thread(_shipped, name)
             recipe = dataclasses.replace(recipe, context=context, file="Dockerfile")
         images = await self._of(BUILDER)
+        if provider is not None:
+            await self._of(provider)  # a name that nobody knows is told before anything is built
         self._begin(name)
         try:
             with suppress(UnavailableError):
@@ -257,12 +281,12 @@ class Templates:
         if not made and not _takes(before, images.provider):
             raise ConflictError(
                 f"template {name} exists already, and starts from {before.image or before.root}",
-                hint="choose another with --name",
+                hint="choose another name",
             )
         if await images.find(before) is not None:
             if not replace:
                 raise ConflictError(
-                    f"template {name} exists already", hint="choose another with --name"
+                    f"template {name} exists already", hint="choose another name, or replace it"
                 )
             await self._check_unused(before)
         if made and images.provider == BUILDER:
@@ -322,6 +346,11 @@ class Templates:
         return self._opened[provider]
 
 
+def _any_left(data_dir: Path) -> bool:
+    folder = data_dir / "builds"
+    return folder.is_dir() and any(folder.iterdir())
+
+
 def spool(folder: Path) -> BinaryIO:
     """A file without a name: however we end, nothing of it is left. Blocks."""
     folder.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -339,6 +368,8 @@ def _takes(template: Template, provider: str) -> bool:
 
 
 def _shipped(name: str) -> BinaryIO:
+    import tarfile  # costs 4 ms; few starts need it
+
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as tar:
         for file, content in shipped()[name].items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,14 +20,13 @@ from capsule.errors import (
     NotFoundError,
     UnavailableError,
 )
-from capsule.providers.images import Fetch, Log, Progress, Step
+from capsule.providers.images import Fetch, Log, Progress, Step, Tail
 
 MOST_LINE = 4 * 1024 * 1024
 MOST_LOG = 16 * 1024 * 1024  # bytes of output that are passed on
-TAIL = 64 * 1024  # characters of a step's output that its failure shows
 
 _STEP = re.compile(r"^step (\d{1,5})/(\d{1,5})\s*: (.*)", re.IGNORECASE | re.DOTALL)
-_IMAGE = re.compile(r"^ ?--+> ([0-9a-f]{12,64})$")
+_IMAGE = re.compile(r"^ ?--+> ([0-9a-f]{12,64})?$")  # scratch has none
 _CONTAINER = re.compile(r"^ ?---> Running in ([0-9a-f]{12,64})$")
 _REMOVING = re.compile(r"^Removing intermediate container [0-9a-f]{12,64}$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -49,23 +47,6 @@ class Lines:
         if len(self._rest) > MOST_LINE:
             raise InternalError(f"the Engine sent a line of over {MOST_LINE} bytes")
         return [line for line in lines if line.strip()]
-
-
-class Tail:
-    """The last characters of a text that comes in parts."""
-
-    def __init__(self, most: int = TAIL) -> None:
-        self._most, self._length = most, 0
-        self._parts: deque[str] = deque()
-
-    def add(self, text: str) -> None:
-        self._parts.append(text)
-        self._length += len(text)
-        while self._length - len(self._parts[0]) >= self._most:
-            self._length -= len(self._parts.popleft())
-
-    def __str__(self) -> str:
-        return "".join(self._parts)[-self._most :]
 
 
 class BuildStream:
@@ -117,7 +98,7 @@ class BuildStream:
         if found := _CONTAINER.match(line):
             self.containers.append(found[1])
         elif found := _IMAGE.match(line):
-            self.images.append(found[1])
+            self.images += [found[1]] if found[1] else []
         elif line.startswith("Successfully built "):
             self.done = True
         elif line and not _REMOVING.match(line):
@@ -171,7 +152,7 @@ class BuildStream:
 
 def _base_failure(text: str, message: str, facts: Mapping[str, Any]) -> CapsuleError:
     if _UNREACHABLE.search(message):
-        hint = "the Engine must reach the registry, or give a base that it has: --build-arg BASE=…"
+        hint = "let the Engine reach the registry, or start from a base that it has"
         return UnavailableError(text, hint=hint, **facts)
     if _MISSING.search(message):
         hint = "see whether its name is right, and `docker login` for a private one"

@@ -47,7 +47,7 @@ def check_context(context: BinaryIO, file: str, *, most: int) -> str:
     if text is None:
         raise InvalidError(
             f"the build context has no file {file[:200]!r}",
-            hint="say which one it is: --file, or `file`",
+            hint="say which one it is with `file`",
             field="file",
         )
     return text

@@ -1,0 +1,107 @@
+"""What a client can do with templates, once for JSON-RPC and REST."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import io
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from typing import BinaryIO
+
+from capsule.config import Config
+from capsule.edge import shapes as s
+from capsule.edge import views as v
+from capsule.edge.drain import Gate
+from capsule.edge.presence import while_there
+from capsule.edge.sse import event
+from capsule.service import Built, Fetch, Log, Recipe, Service, Step, Tail, spool
+from capsule.service.templates import Said
+
+SPOOLED_AT_ONCE = 1024 * 1024
+
+
+class TemplateVerbs:
+    def __init__(self, config: Config, service: Service, gate: Gate) -> None:
+        self.config = config
+        self.service = service
+        self.gate = gate
+
+    async def list(self, p: s.Nothing) -> v.TemplatesView:
+        catalog = await self.service.templates.fresh()
+        found = [v.TemplateView.of(each, catalog.origin(each.name)) for each in catalog.values()]
+        return v.TemplatesView(templates=sorted(found, key=lambda template: template.name))
+
+    async def get(self, p: s.OfTemplate) -> v.TemplateInfoView:
+        templates = self.service.templates
+        template = await templates.get(p.name)
+        images = await templates.images(template)
+        return v.TemplateInfoView.with_images(template, templates.origin(template), images)
+
+    async def delete(self, p: s.OfTemplate) -> v.DeletedView:
+        await self.service.templates.delete(p.name)
+        return v.DeletedView()
+
+    async def build(self, p: s.BuildTemplate) -> v.BuiltView:
+        """The context comes with the params. It ends when the client leaves."""
+        context = io.BytesIO(p.context_base64) if p.context_base64 else None
+        async with aclosing(self.start(p, context)) as words:
+            return await while_there(self.finish(words))
+
+    def start(self, p: s.BuildOptions, context: BinaryIO | None) -> AsyncGenerator[Said, None]:
+        self.gate.admit()
+        recipe = Recipe(context, file=p.file, args=p.args, cache=p.cache, pull=p.pull)
+        return self.service.templates.build(p.name, recipe, provider=p.provider)
+
+    async def finish(self, words: AsyncGenerator[Said, None]) -> v.BuiltView:
+        """Wait for the end; what was said is part of the answer, as far as its end goes."""
+        tail = Tail()
+        async for said in words:
+            match said:
+                case Built():
+                    return self._built(said, str(tail))
+                case Step():
+                    tail.add(f"[{said.number}/{said.total}] {said.text}\n")
+                case Log():
+                    tail.add(said.text)
+        raise AssertionError("a build ends with what it built, or raises")
+
+    def _built(self, built: Built, log: str) -> v.BuiltView:
+        origin = self.service.templates.origin(built.template)
+        return v.BuiltView(
+            template=v.TemplateView.of(built.template, origin),
+            image=v.ImageView.of(built.image),
+            log=log,
+        )
+
+    def as_event(self, said: Said) -> bytes:
+        match said:
+            case Step():
+                return event("step", said)
+            case Log():
+                return event("log", said)
+            case Fetch():
+                return event("fetch", said)
+            case Built():
+                return event("built", self._built(said, ""))
+
+    async def received(
+        self, chunks: AsyncIterator[bytes], stack: AsyncExitStack
+    ) -> BinaryIO | None:
+        """A body on disk, in a file that goes with `stack`; None: it is empty."""
+        file: BinaryIO | None = None
+        waiting: builtins.list[bytes] = []
+        size = 0
+        async for chunk in chunks:
+            if file is None:
+                file = await asyncio.to_thread(spool, self.config.data_dir)
+                stack.callback(file.close)
+            waiting.append(chunk)
+            size += len(chunk)
+            if size >= SPOOLED_AT_ONCE:
+                await asyncio.to_thread(file.writelines, waiting)
+                waiting, size = [], 0
+        if file is not None:
+            await asyncio.to_thread(file.writelines, waiting)
+            await asyncio.to_thread(file.seek, 0)
+        return file
