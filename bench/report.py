@@ -13,7 +13,11 @@ from pathlib import Path
 
 from bench.stats import Measure
 
-GROUPS = ("create", "exec", "run", "delete", "one-shot", "scale")
+RUNTIMES = ("runc", "runsc")
+GROUPS = (
+    *("create", "exec", "run", "delete", "one-shot", "scale"),
+    *(f"{what} on {runtime}" for runtime in RUNTIMES for what in ("create", "exec", "delete")),
+)
 OURS = "Capsule"
 
 
@@ -31,6 +35,10 @@ def ratio(measure: Measure, base: Measure | None) -> str:
 
 
 def verdict(measure: Measure) -> str:
+    if measure.bound is not None and measure.samples and measure.bound[0].samples:
+        rival, factor = measure.bound
+        met = measure.p50 <= factor * rival.p50
+        return f"{'met' if met else 'MISSED'} ({factor:.2g}× the Engine's)"
     if measure.target is None or not measure.samples:
         return ""
     met = (

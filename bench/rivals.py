@@ -18,8 +18,6 @@ from pathlib import Path
 import httpx
 
 from bench.stats import Measure
-from tests.support import supervisor
-from tests.support.engine import EngineApi, EngineError, EngineMissing
 
 SYSTEM_LINKS = ("bin", "sbin", "lib", "lib64")
 
@@ -192,52 +190,3 @@ class Runc(Rival):
 
     def close(self) -> None:
         shutil.rmtree(self._dir, ignore_errors=True)
-
-
-class Docker(Rival):
-    """The Engine's own API, with one of its runtimes, on the Engine that the tests would use."""
-
-    def __init__(self, runtime: str) -> None:
-        self._runtime = runtime
-        self._create = Measure(f"Docker API, {runtime}: create + start", "create")
-        self._exec = Measure(f"Docker API, {runtime}: exec `true`", "exec")
-        self._remove = Measure(f"Docker API, {runtime}: remove", "delete")
-        self.measures = [self._create, self._exec, self._remove]
-        self._api: EngineApi | None = None
-        try:
-            shared = supervisor.acquire()
-            self._api = EngineApi(shared.url)
-            if runtime not in self._api.runtimes():
-                raise EngineMissing(f"the Engine at {shared.url} has no runtime {runtime}")
-            self._image = shared.images(self._api).python
-        except EngineMissing as missing:
-            self.give_up(str(missing).splitlines()[0])
-
-    def round(self, count: int) -> None:
-        if self._api is None or self._create.missing:
-            return
-        try:
-            for _ in range(max(1, count // 5)):  # each takes half a second
-                self._once(self._api)
-        except (httpx.HTTPError, EngineError) as error:
-            self.give_up(f"dockerd failed: {error!r}")
-
-    def _once(self, api: EngineApi) -> None:
-        limits = {"Memory": 512 << 20, "PidsLimit": 128}
-        start = time.perf_counter()
-        name = api.run(self._image, "sleep", "600", runtime=self._runtime, HostConfig=limits)
-        self._create.samples.append((time.perf_counter() - start) * 1e3)
-        try:
-            start = time.perf_counter()
-            body = {"Cmd": ["true"], "AttachStdout": True}
-            made = api.call("POST", f"/containers/{name}/exec", body)["Id"]
-            api.client.post(f"/exec/{made}/start", json={}).read()
-            self._exec.samples.append((time.perf_counter() - start) * 1e3)
-        finally:
-            start = time.perf_counter()
-            api.remove(name)
-            self._remove.samples.append((time.perf_counter() - start) * 1e3)
-
-    def close(self) -> None:
-        if self._api is not None:
-            self._api.close()

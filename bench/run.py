@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from bench import capsule, report
-from bench.rivals import Bubblewrap, Docker, Echo, Local, Raw, Rival, Runc
+from bench.contained import Contained
+from bench.rivals import Bubblewrap, Echo, Local, Raw, Rival, Runc
 from bench.server import capsule_server, echo_server
 from bench.stats import Measure
 from capsule.agentbin import find
@@ -63,8 +64,8 @@ def alternate(url: str, echo: str, *, rounds: int, deadline: float) -> list[Meas
         Echo(echo),
         Bubblewrap(),
         Runc(),
-        Docker("runc"),
-        Docker("runsc"),
+        Contained("runc", faster=10, burst=50),
+        Contained("runsc", faster=5),
     ]
     try:
         for number in range(rounds):

@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def capsule_server(max_sandboxes: int) -> Iterator[str]:
+def capsule_server(max_sandboxes: int, **settings: str) -> Iterator[str]:
     """A server of our own on a free port, with its own directories; nothing of it is left."""
     # Short, because Unix sockets are bound below it.
     base = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
@@ -50,6 +50,7 @@ def capsule_server(max_sandboxes: int) -> Iterator[str]:
         "CAPSULE_MAX_SANDBOXES": str(max_sandboxes),
         "CAPSULE_DRAIN": "delete",
         "CAPSULE_LOG_LEVEL": "warning",
+        **settings,
     }
     command = [sys.executable, "-c", "from capsule.cli.main import main; main()", "serve"]
     with _running(command, env, f"http://127.0.0.1:{port}", "/health"):

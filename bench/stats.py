@@ -14,6 +14,7 @@ class Measure:
     group: str
     unit: str = "ms"
     target: float | None = None
+    bound: tuple[Measure, float] | None = None  # at most so many times another one's median
     samples: list[float] = field(default_factory=list)
     missing: str = ""
     note: str = ""

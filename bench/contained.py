@@ -1,0 +1,127 @@
+"""Capsule's sandboxes in containers, beside what the Engine's own API takes for the same."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+
+import httpx
+
+from bench.capsule import clock
+from bench.rivals import Rival
+from bench.server import capsule_server
+from bench.stats import Measure
+from capsule_sdk import AsyncCapsuleClient, CapsuleClient, CapsuleError
+from tests.support import supervisor
+from tests.support.engine import EngineApi, EngineError, EngineMissing
+
+# As the template has them: gVisor's kernel runs under its sandbox's share of the CPU.
+LIMITS = {
+    "Memory": 512 << 20,
+    "MemorySwap": 512 << 20,
+    "PidsLimit": 1024,
+    "CpuPeriod": 100_000,
+    "CpuQuota": 50_000,
+    "NetworkMode": "none",
+}
+
+
+class Contained(Rival):
+    """Create, exec and delete by the SDK and by the Engine, in turn, with one runtime."""
+
+    def __init__(self, runtime: str, *, faster: float, burst: int = 0) -> None:
+        """`faster`: how many times quicker than the Engine's an exec is to be."""
+        self._runtime, self._burst = runtime, burst
+        self._bare_create = Measure("Docker API: create + start", f"create on {runtime}")
+        self._bare_exec = Measure("Docker API: exec `true`", f"exec on {runtime}")
+        self._bare_delete = Measure("Docker API: remove", f"delete on {runtime}")
+        self._create = Measure(
+            "Capsule SDK: create", f"create on {runtime}", bound=(self._bare_create, 1.3)
+        )
+        self._exec = Measure(
+            "Capsule SDK: exec `true`", f"exec on {runtime}", bound=(self._bare_exec, 1 / faster)
+        )
+        self._delete = Measure(
+            "Capsule SDK: delete", f"delete on {runtime}", bound=(self._bare_delete, 1.0)
+        )
+        ours = [self._create, self._exec, self._delete]
+        self.measures = [*ours, self._bare_create, self._bare_exec, self._bare_delete]
+        if burst:
+            self._at_once = Measure(f"Capsule: {burst} at once", f"create on {runtime}")
+            self.measures.append(self._at_once)
+        self._held = ExitStack()
+        self._api: EngineApi | None = None
+        try:
+            self._open()
+        except EngineMissing as missing:
+            self.give_up(str(missing).splitlines()[0])
+
+    def _open(self) -> None:
+        shared = supervisor.acquire()
+        api = EngineApi(shared.url)
+        self._held.callback(api.close)
+        if self._runtime not in api.runtimes():
+            raise EngineMissing(f"the Engine at {shared.url} has no runtime {self._runtime}")
+        self._image = shared.images(api).python
+        settings = {
+            "CAPSULE_PROVIDER": "docker",
+            "CAPSULE_DOCKER_HOST": shared.url,
+            "CAPSULE_DOCKER_RUNTIME": self._runtime,
+            "CAPSULE_DOCKER_IMAGE": self._image,
+        }
+        self._url = self._held.enter_context(capsule_server(self._burst + 16, **settings))
+        self._client = self._held.enter_context(CapsuleClient(self._url))
+        self._client.create("python").delete()  # the first looks at the image
+        self._api = api
+
+    def round(self, count: int) -> None:
+        if self._api is None or self._create.missing:
+            return
+        try:
+            for _ in range(max(1, count // 5)):  # each takes half a second
+                self._ours()
+                self._bare(self._api)
+            if self._burst and not self._at_once.samples:
+                asyncio.run(self._many())
+        except (httpx.HTTPError, EngineError, CapsuleError) as error:
+            self.give_up(f"it failed: {error!r}")
+
+    def _ours(self) -> None:
+        with clock(self._create):
+            sandbox = self._client.create("python")
+        for _ in range(3):
+            with clock(self._exec):
+                sandbox.exec(["true"]).check()
+        with clock(self._delete):
+            sandbox.delete()
+
+    def _bare(self, api: EngineApi) -> None:
+        with clock(self._bare_create):
+            name = api.run(self._image, "sleep", "600", runtime=self._runtime, HostConfig=LIMITS)
+        try:
+            with clock(self._bare_exec):
+                body = {"Cmd": ["true"], "AttachStdout": True}
+                made = api.call("POST", f"/containers/{name}/exec", body)["Id"]
+                api.client.post(f"/exec/{made}/start", json={}).read()
+        finally:
+            with clock(self._bare_delete):
+                api.remove(name)
+
+    async def _many(self) -> None:
+        async with AsyncCapsuleClient(self._url) as client:
+            start = time.perf_counter()
+
+            async def one() -> float:
+                sandbox = await client.create("python")
+                took = (time.perf_counter() - start) * 1e3
+                (await sandbox.exec(["true"])).check()
+                await sandbox.delete()
+                return took
+
+            made = await asyncio.gather(*(one() for _ in range(self._burst)))
+        self._at_once.samples = list(made)
+        self._at_once.note = "100 % succeeded"
+
+    def close(self) -> None:
+        self._held.close()
