@@ -138,6 +138,9 @@ def rlimits(parts: Parts) -> dict[str, int]:
         # The disk counts as memory, so that the container may have more of it than programs.
         "data": limits.memory,
     }
-    # gVisor's kernel is the box's own: what is counted per user is counted for this box alone. Of
-    # the host's, boxes share the uid; there the cgroup counts processes.
-    return values | ({"nproc": limits.processes} if parts.runtime.gvisor else hardening.PER_USER)
+    # gVisor's kernel is the box's own: what is counted per user is counted for this box alone, and
+    # one more than the limit is let through. Of the host's, boxes share the uid; there the cgroup
+    # counts processes.
+    if parts.runtime.gvisor:
+        return values | {"nproc": max(limits.processes - 1, 1)}
+    return values | hardening.PER_USER

@@ -238,6 +238,13 @@ def unenforced(found: Facts, runtime: Runtime) -> Iterable[Unenforced]:
         yield Unenforced("cpus", "programs are only kept to whole cores: no cgroup", fix)
     if "processes" not in found.limits and not runtime.gvisor:
         yield Unenforced("processes", "the Engine cannot count them: no cgroup", fix)
+    if runtime.gvisor:
+        yield Unenforced(
+            "inodes",
+            "gVisor's file systems have no limit on the number of files; what they take counts as "
+            "memory",
+            "use runc for sandboxes that need it",
+        )
 
 
 def as_json(gaps: Iterable[Unenforced]) -> list[dict[str, Any]]:
