@@ -18,6 +18,7 @@
 
 #define PROTOCOL_VERSION 1
 #define MAX_PAYLOAD (1u << 20)
+#define LAST_FD 0x7fffffffu /* for close_range: gVisor refuses numbers that no descriptor can have */
 #define DATA_CHUNK (64u << 10) /* payload of one outgoing DATA frame */
 #define MAX_CGROUPS 8
 #ifndef SYS_close_range

@@ -25,7 +25,7 @@ void close_all_but(int a, int b) {
         int next = -1;
         for (int i = 0; i < n; i++)
             if (keep[i] >= low && (next < 0 || keep[i] < next)) next = keep[i];
-        unsigned last = next < 0 ? ~0u : (unsigned)next - 1;
+        unsigned last = next < 0 ? LAST_FD : (unsigned)next - 1;
         if ((unsigned)low <= last && syscall(SYS_close_range, (unsigned)low, last, 0))
             for (int fd = low; fd <= (int)(last > 65536 ? 65536 : last); fd++) close(fd);
         if (next < 0) return;

@@ -132,7 +132,7 @@ void program_main(const int fds[FD_ROLES], int nfds) {
     for (int i = 0; i < 3; i++)
         if (dup2(stdio[i], i) < 0) { fault_set(&f, errno, "dup2"); fail(&f); }
     if (carry >= 0 && dup2(carry, 3) < 0) { fault_set(&f, errno, "dup2"); fail(&f); }
-    syscall(SYS_close_range, carry < 0 ? 3 : 4, ~0u, 4 /* CLOEXEC */); /* they all are; this is for the one we forgot */
+    syscall(SYS_close_range, carry < 0 ? 3 : 4, LAST_FD, 4 /* CLOEXEC */); /* they all are; this is for the one we forgot */
     const char *where = json_str(request, "cwd");
     if (!confine(&f, true)) fail(&f);
     if (!box_path(where ? where : "/workspace", cwd, sizeof cwd)) { fault_set(&f, EINVAL, "chdir"); fail(&f); }
