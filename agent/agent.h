@@ -231,8 +231,9 @@ uint64_t oom_kills(void);
 int launcher_main(int listen_fd, int lifeline);
 bool bind_socket(struct fault *f);
 bool await_init(int ctl, int *disk_fd, struct fault *f);
-int container_main(int argc, char **argv);
-int relay_main(int argc, char **argv);
+int container_main(char **argv);
+int relay_main(char **argv);
+void hide_words(char **words);
 void probe_serve(int conn, const struct json *request);
 
 void set_nonblocking(int fd, bool on);

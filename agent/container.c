@@ -4,8 +4,8 @@
  * it: another uid, no capabilities, seccomp, memory nobody may look at (PR_SET_DUMPABLE), and a socket in a folder that
  * only root may enter. Everything else is as at the landlock level: a stand-in for pid 1 and a shepherd per exec.
  *
- * What the box is comes as JSON in the environment variable CAPSULE_BOX (spec/launch.md): nobody but the engine and root of
- * the container can read it there, and it takes no file. */
+ * What the box is comes as JSON in the environment variable CAPSULE_BOX (spec/launch.md): it takes no file, and we erase it
+ * there before a program runs. */
 #include "agent.h"
 #include "keeper.h"
 #include <signal.h>
@@ -68,7 +68,12 @@ static int give_up(const struct fault *f) {
     return 1;
 }
 
-int container_main(int argc, char **argv) {
+/* Arguments, which every list of processes shows, and an environment: gVisor shows it to every user, too. */
+void hide_words(char **words) {
+    for (; *words; words++) memset(*words, 0, strlen(*words));
+}
+
+int container_main(char **argv) {
     struct buf filter = {0};
     struct fault f = {0};
     struct rlimit files;
@@ -76,7 +81,7 @@ int container_main(int argc, char **argv) {
     pid_t init = -1;
     box.started = now_ms();
     box.filter = &filter;
-    for (int i = 0; i < argc; i++) memset(argv[i], 0, strlen(argv[i])); /* what a list of processes shows of us */
+    hide_words(argv);
     prctl(PR_SET_NAME, "init", 0, 0, 0);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     signal(SIGPIPE, SIG_IGN);
@@ -85,7 +90,9 @@ int container_main(int argc, char **argv) {
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    if (!describe(&filter, &f) || !bind_socket(&f) || !start(ctl, &init, &disk_fd, &f)) return give_up(&f);
+    bool described = describe(&filter, &f);
+    hide_words(environ);
+    if (!described || !bind_socket(&f) || !start(ctl, &init, &disk_fd, &f)) return give_up(&f);
     find_cgroups();
     disk_fd = open("/workspace", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (listen(keeper.listener, 256)) return fault_set(&f, errno, "listen"), give_up(&f);

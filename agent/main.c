@@ -33,9 +33,9 @@
 
 int main(int argc, char **argv) {
     if (argc == 4 && !strcmp(argv[1], "launcher")) return launcher_main(atoi(argv[2]), atoi(argv[3]));
-    if (argc == 2 && !strcmp(argv[1], "container")) return container_main(argc, argv);
+    if (argc == 2 && !strcmp(argv[1], "container")) return container_main(argv);
     if (argc == 3 && !strcmp(argv[1], "disk")) return disk_main(argv[2]);
-    if (argc == 3 && !strcmp(argv[1], "relay")) return relay_main(argc, argv);
+    if (argc == 3 && !strcmp(argv[1], "relay")) return relay_main(argv);
     if (argc == 2 && !strcmp(argv[1], "version")) {
         printf("capsule-agent protocol %d\n", PROTOCOL_VERSION);
         return 0;

@@ -194,12 +194,13 @@ static bool watch(const struct channel *c, struct pollfd *p, int *timeout) {
     return true;
 }
 
-int relay_main(int argc, char **argv) {
+int relay_main(char **argv) {
     static struct pollfd p[MAX_CHANNELS + 2];
     static struct channel *who[MAX_CHANNELS];
     struct rlimit files;
     if ((size_t)snprintf(agent.sun_path, sizeof agent.sun_path, "%s", argv[2]) >= sizeof agent.sun_path) refuse("the socket's path is too long");
-    for (int i = 0; i < argc; i++) memset(argv[i], 0, strlen(argv[i])); /* what a list of processes shows of us */
+    hide_words(argv);
+    hide_words(environ);
     prctl(PR_SET_NAME, "relay", 0, 0, 0);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     drop_capabilities(0); /* to own the socket's folder is enough */
