@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from capsule.model import MIB, WORKSPACE
+from capsule.providers.local.plan import MASKED
 
 UID = GID = 1000
 
@@ -24,6 +25,16 @@ CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
 # cores. The filter that programs get is the profile as it is.
 AGENT_CALLS = ("sched_setaffinity",)
 
+# At 0 a core is still made where the host pipes cores to a program; at 1 the kernel makes none.
+NO_CORE = 1
+
+# Of /sys programs have use for the CPUs and their own cgroup. To give an Engine a list of masks is
+# to replace its own, whose names are all among ours.
+HARDWARE = (
+    "block", "bus", "class", "dev", "firmware", "hypervisor", "kernel", "module", "power",
+    "devices/LNXSYSTM:00", "devices/pci0000:00", "devices/platform", "devices/virtual",
+)  # fmt: skip
+
 HOST_CONFIG: Mapping[str, Any] = {
     "NetworkMode": "none",
     "CapDrop": ["ALL"],
@@ -31,6 +42,7 @@ HOST_CONFIG: Mapping[str, Any] = {
     "Privileged": False,
     "ReadonlyRootfs": True,
     "IpcMode": "private",
+    "CgroupnsMode": "private",
     "PidMode": "",
     "UTSMode": "",
     "UsernsMode": "",
@@ -41,9 +53,9 @@ HOST_CONFIG: Mapping[str, Any] = {
     "OomKillDisable": False,
     "PublishAllPorts": False,
     "Devices": [],
-    # At 0 a core is still made where the host pipes cores to a program; at 1 the kernel makes none.
-    "Ulimits": [{"Name": "core", "Soft": 1, "Hard": 1}],
-    # MaskedPaths and ReadonlyPaths are left out: the Engine's own lists hold.
+    "Ulimits": [{"Name": "core", "Soft": NO_CORE, "Hard": NO_CORE}],
+    # ReadonlyPaths are left out: the Engine's own list holds.
+    "MaskedPaths": [*(f"/proc/{name}" for name in MASKED), *(f"/sys/{name}" for name in HARDWARE)],
 }
 
 CONFIG: Mapping[str, Any] = {

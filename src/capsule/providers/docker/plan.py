@@ -65,7 +65,6 @@ def container(parts: Parts, found: Facts) -> dict[str, Any]:
         "Tmpfs": {**{disk.path: disk.options for disk in disks}, **parts.mounted.tmpfs},
         "Mounts": list(parts.mounted.mounts),
         "ShmSize": limits.memory // 2,
-        "CgroupnsMode": "private" if found.cgroups == 2 else "",
     }
     if "memory" in found.limits:
         host |= {"Memory": memory, "MemorySwap": memory}
@@ -133,6 +132,7 @@ def rlimits(parts: Parts) -> dict[str, int]:
     limits = parts.limits
     values = {
         "nofile": limits.open_files,
+        "core": hardening.NO_CORE,
         # A disk of its own is full before this: ENOSPC is what programs understand.
         "fsize": limits.disk + MIB,
         # The disk counts as memory, so that the container may have more of it than programs.
