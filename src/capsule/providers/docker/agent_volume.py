@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 FOLDER = "/.capsule/bin"
 FILE = "capsule-agent"
+MODE = 0o500  # for root of a container; programs have no business with it
 LABEL = "capsule.agent"
 
 
@@ -109,6 +110,6 @@ def _tar(binary: bytes) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         entry = tarfile.TarInfo(FILE)
-        entry.size, entry.mode = len(binary), 0o755
+        entry.size, entry.mode = len(binary), MODE
         tar.addfile(entry, io.BytesIO(binary))
     return file.getvalue()

@@ -86,6 +86,7 @@ class DockerProvider(Provider):
     def __init__(self, settings: DockerSettings) -> None:
         self.settings = settings
         self._folders = Folders(settings.run_dir / "docker")
+        self._agent = settings.data_dir / "docker-agent"
         self._engine: Engine | None = None
         self._host: Host | None = None
         self._owner = ""  # who we are to the Engine, which may serve others too
@@ -297,7 +298,7 @@ class DockerProvider(Provider):
     async def _mounted(self, host: Host, order: Order) -> plan.Mounted:
         if order.way == "engine":
             return transport.by_engine(await host.volume.name(order.image.name))
-        return transport.by_socket(self._folders.path(order.id), self.settings.agent)
+        return transport.by_socket(self._folders.path(order.id), self._agent)
 
     async def _filter(self, name: str) -> tuple[bytes, dict[str, Any]]:
         found = self._filters.get(name)
@@ -362,6 +363,7 @@ class DockerProvider(Provider):
         """Makes our folders. Returns who we are: one server, told by both its directories."""
         self._folders.prepare()
         self.settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        transport.copy_agent(self.settings.agent, self._agent)
         run = hashlib.sha256(os.fsencode(self.settings.run_dir.absolute())).hexdigest()
         return f"{_data_dir_id(self.settings.data_dir / 'docker-id')}-{run[:8]}"
 
