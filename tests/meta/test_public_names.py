@@ -5,11 +5,12 @@ from __future__ import annotations
 import capsule_sdk
 
 NAMES = """
-AsyncCapsule AsyncCapsuleClient AsyncExecStream AsyncTerminal CapacityError Capsule CapsuleClient
-CapsuleError Change ConflictError Event ExecFailedError ExecInfo ExecResult ExecStream Exit FileInfo
-ForbiddenError Gap GoneError InternalError InvalidError Limits Metrics NoSpaceError NotFoundError
-NotSupportedError Output SandboxInfo Terminal TooLargeError Transfer UnauthenticatedError
-UnavailableError Unenforced Written WrongStateError
+AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncExecStream AsyncTemplates AsyncTerminal Build
+CapacityError Capsule CapsuleClient CapsuleError Change ConflictError Event ExecFailedError ExecInfo
+ExecResult ExecStream Exit FileInfo ForbiddenError Gap GoneError ImageInfo InternalError
+InvalidError Limits Metrics NoSpaceError NotFoundError NotSupportedError Output SandboxInfo
+TemplateInfo Templates Terminal TooLargeError Transfer UnauthenticatedError UnavailableError
+Unenforced Written WrongStateError
 """.split()
 
 CLIENT = "aclose close connect create get list".split()
@@ -37,3 +38,9 @@ def test_methods_of_both_clients() -> None:
 def test_both_sandboxes_have_the_same_methods() -> None:
     assert public(capsule_sdk.Capsule) == public(capsule_sdk.AsyncCapsule)
     assert public(capsule_sdk.Capsule) | {"info"} == set(SANDBOX)
+
+
+def test_both_kinds_of_templates_have_the_same_methods() -> None:
+    for cls in (capsule_sdk.Templates, capsule_sdk.AsyncTemplates):
+        assert public(cls) == {"build", "delete", "get", "list"}
+    assert public(capsule_sdk.Build) == public(capsule_sdk.AsyncBuild) == {"template", "wait"}

@@ -10,6 +10,7 @@ with client.create("python") as capsule:
 from ._client import AsyncCapsuleClient, CapsuleClient
 from ._exec import AsyncExecStream, ExecStream
 from ._sandbox import AsyncCapsule, Capsule
+from ._templates import AsyncBuild, AsyncTemplates, Build, Templates
 from .errors import (
     CapacityError,
     CapsuleError,
@@ -36,10 +37,12 @@ from .values import (
     Exit,
     FileInfo,
     Gap,
+    ImageInfo,
     Limits,
     Metrics,
     Output,
     SandboxInfo,
+    TemplateInfo,
     Transfer,
     Unenforced,
     Written,
@@ -48,10 +51,13 @@ from .values import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncBuild",
     "AsyncCapsule",
     "AsyncCapsuleClient",
     "AsyncExecStream",
+    "AsyncTemplates",
     "AsyncTerminal",
+    "Build",
     "CapacityError",
     "Capsule",
     "CapsuleClient",
@@ -68,6 +74,7 @@ __all__ = [
     "ForbiddenError",
     "Gap",
     "GoneError",
+    "ImageInfo",
     "InternalError",
     "InvalidError",
     "Limits",
@@ -77,6 +84,8 @@ __all__ = [
     "NotSupportedError",
     "Output",
     "SandboxInfo",
+    "TemplateInfo",
+    "Templates",
     "Terminal",
     "TooLargeError",
     "Transfer",

@@ -14,6 +14,7 @@ from ._drivers import AsyncDriver, SyncDriver, Target
 from ._flow import Flow
 from ._rpc import new_key, rpc
 from ._sandbox import AsyncCapsule, Capsule
+from ._templates import AsyncTemplates, Templates
 from .errors import InvalidError
 from .values import SandboxInfo
 
@@ -119,6 +120,7 @@ class CapsuleClient(ClientMethods):
         self, url: str | None = None, *, api_key: str | None = None, retries: int = 2
     ) -> None:
         self._driver = SyncDriver(_target(url, api_key, retries))
+        self.templates = Templates(self._driver)
 
     def create(self, template: str = "python", **options: Unpack[CreateOptions]) -> Capsule:
         """A new sandbox, running when this returns. `with` deletes it at the end."""
@@ -162,6 +164,7 @@ class AsyncCapsuleClient(ClientMethods):
         self, url: str | None = None, *, api_key: str | None = None, retries: int = 2
     ) -> None:
         self._driver = AsyncDriver(_target(url, api_key, retries))
+        self.templates = AsyncTemplates(self._driver)
 
     async def create(
         self, template: str = "python", **options: Unpack[CreateOptions]

@@ -266,3 +266,47 @@ class Transfer:
     files: int
     bytes: int
     skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInfo:
+    """What a provider's sandboxes start from."""
+
+    provider: str
+    reference: str  # what the provider calls it
+    id: str
+    size: int
+    created_at: datetime
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        created = datetime.fromisoformat(body["created_at"])
+        return _known(cls, {**body, "created_at": created})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateInfo:
+    """What a sandbox can start from. `images` is empty where many templates are listed."""
+
+    name: str
+    description: str = ""
+    languages: tuple[str, ...] = ()
+    default_language: str = ""
+    limits: Limits | None = None
+    network: str = "none"
+    ttl: float = 0.0
+    origin: str = ""  # built-in, folder or made; only what was made can be deleted
+    root: str = ""
+    image: str = ""
+    images: tuple[ImageInfo, ...] = ()
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        limits = body.get("limits")
+        values = {
+            "languages": tuple(body.get("languages") or ()),
+            "limits": _known(Limits, limits) if limits else None,
+            "ttl": body.get("ttl_ms", 0) / 1000,
+            "images": tuple(ImageInfo.from_json(each) for each in body.get("images") or ()),
+        }
+        return _known(cls, {**body, **values})

@@ -1,0 +1,140 @@
+"""Templates in the SDK: both clients, with a server that has a real Engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from capsule_sdk import (
+    AsyncCapsuleClient,
+    CapsuleClient,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    TooLargeError,
+    WrongStateError,
+)
+from tests.support import wait_for
+from tests.support.engine import EngineApi
+from tests.support.images import Images
+from tests.support.servers import RealServer, real_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def docker_server(engine: EngineApi) -> Iterator[RealServer]:
+    with real_server(DOCKER_HOST=engine.url, PROVIDER="docker", MAX_CONTEXT="1MiB") as running:
+        yield running
+
+
+@pytest.fixture
+def client(docker_server: RealServer) -> Iterator[CapsuleClient]:
+    with CapsuleClient(docker_server.url) as made:
+        yield made
+
+
+@pytest.fixture
+def name(client: CapsuleClient) -> Iterator[str]:
+    made = f"t-{secrets.token_hex(6)}"
+    yield made
+    if made in [each.name for each in client.templates.list()]:
+        client.templates.delete(made)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, images: Images) -> Path:
+    place = tmp_path / "mydir"
+    place.mkdir()
+    (place / "Dockerfile").write_text(
+        f"FROM {images.alpine}\nARG WORD\nCOPY . /src\nRUN printf 'a\\nb'; echo $WORD > /made\n"
+    )
+    (place / ".dockerignore").write_text("secret")
+    (place / "secret").write_text("s")
+    return place
+
+
+def test_a_folder_is_built_line_by_line_and_used(
+    client: CapsuleClient, folder: Path, images: Images, name: str
+) -> None:
+    build = client.templates.build(name, folder, args={"WORD": "given"})
+    lines = list(build)
+    assert lines[0] == f"[1/5] FROM {images.alpine}"
+    assert lines[lines.index("a") :][:3] == ["a", "b", f"[5/5] LABEL capsule.template={name}"]
+    assert build.template is not None
+    assert build.wait() == build.template
+    assert build.template.images[0].reference == f"capsule/{name}:latest"
+    assert build.template.origin == "made"
+    with client.create(name) as capsule:
+        assert capsule.exec("cat /made; ls -A /src").stdout.split() == [
+            "given", ".dockerignore", "Dockerfile",
+        ]  # fmt: skip
+        with pytest.raises(ConflictError) as refused:
+            client.templates.delete(name)
+        assert refused.value.details["sandbox_ids"] == [capsule.id]
+    client.templates.delete(name)
+    with pytest.raises(NotFoundError):
+        client.templates.get(name)
+
+
+def test_a_build_that_fails_raises_the_step(
+    client: CapsuleClient, folder: Path, images: Images, name: str
+) -> None:
+    (folder / "Other").write_text(f"FROM {images.alpine}\nRUN echo said; exit 6\n")
+    build = client.templates.build(name, str(folder), file="Other")
+    with pytest.raises(InvalidError, match="step 2 of 3 failed") as caught:
+        build.wait()
+    assert caught.value.details["exit_code"] == 6
+    assert caught.value.details["output"] == "said\n"
+    with pytest.raises(WrongStateError, match="followed once"):
+        build.wait()
+
+
+def test_leaving_the_loop_cancels_the_build(
+    client: CapsuleClient, folder: Path, images: Images, engine: EngineApi, name: str
+) -> None:
+    (folder / "Dockerfile").write_text(f"FROM {images.alpine}\nRUN echo {name}; sleep 600\n")
+    lines = iter(client.templates.build(name, folder))
+    for line in lines:
+        if line == name:
+            break
+    assert running(engine, name) == 1
+    lines.close()
+    wait_for(lambda: running(engine, name) == 0, what="it is cancelled", within=30)
+
+
+def running(engine: EngineApi, mark: str) -> int:
+    return sum(mark in str(each) for each in engine.containers())
+
+
+async def test_the_async_client_does_the_same(
+    docker_server: RealServer, folder: Path, images: Images, name: str
+) -> None:
+    async with AsyncCapsuleClient(docker_server.url) as client:
+        build = client.templates.build(name, folder)
+        lines = [line async for line in build]
+        assert lines[0] == f"[1/5] FROM {images.alpine}"
+        again = await client.templates.build(name, folder).wait()
+        assert again == build.template
+        assert (await client.templates.get(name)).images == again.images
+        assert name in [each.name for each in await client.templates.list()]
+        await client.templates.delete(name)
+
+
+def test_what_makes_no_sense_is_refused(client: CapsuleClient, folder: Path, name: str) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'arg'"):
+        client.templates.build(name, folder, arg="x")  # type: ignore[call-arg]
+    with pytest.raises(InvalidError, match="name="):
+        client.templates.build("", folder)
+    with pytest.raises(NotFoundError, match="no Missing in"):
+        client.templates.build(name, folder, file="Missing").wait()
+    with pytest.raises(NotFoundError, match="comes with Capsule"):
+        client.templates.build(name).wait()
+    with pytest.raises(InvalidError, match="not a name for an image"):
+        client.templates.build("UPPER", folder).wait()
+    (folder / "big").write_bytes(bytes(2 << 20))
+    with pytest.raises(TooLargeError, match="limit 1048576"):
+        client.templates.build(name, folder).wait()
