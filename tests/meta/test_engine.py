@@ -163,7 +163,7 @@ def test_who_may_not_use_an_engine_is_told_so(as_root: None, as_user: User) -> N
     tried = as_user.run(
         as_user.python,
         "-c",
-        "from tests.support.supervisor import choose\nchoose()",
+        "from tests.support.supervisor import acquire; acquire()",
         env={"PYTHONPATH": f"{ROOT}:{as_user.env['PYTHONPATH']}"},
     )
     assert "only root can start a Docker Engine" in tried.stderr
