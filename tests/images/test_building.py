@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from capsule.catalog import shipped
+from capsule.catalog import load_catalog, shipped
 from capsule.errors import (
     CapacityError,
     ConflictError,
+    ForbiddenError,
     InvalidError,
     NotFoundError,
     UnavailableError,
@@ -321,6 +322,45 @@ async def test_an_image_that_somebody_elses_container_needs_stays(
         assert await workshop.templates.get(name) == built.template
     finally:
         workshop.api.remove(container)
+
+
+async def test_somebody_elses_image_is_never_removed(workshop: Workshop, images: Images) -> None:
+    """A template that is not made here may start from any image."""
+    folder = workshop.config.data_dir / "own"
+    folder.mkdir()
+    text = f"image: {images.alpine}\nlanguages: {{}}\n"
+    await asyncio.to_thread((folder / "mine.yaml").write_text, text)
+    catalog = await asyncio.to_thread(load_catalog, folder, data_dir=workshop.config.data_dir)
+    templates = Templates(workshop.config, catalog, _nobody)
+    try:
+        with pytest.raises(InvalidError, match="is folder, and has no image that was built here"):
+            await templates.delete("mine")
+        with pytest.raises(InvalidError, match="which is not built here"):
+            await anext(templates.build("mine", Recipe(context("FROM scratch\n"))))
+    finally:
+        await templates.aclose()
+    assert workshop.image_id(images.alpine) is not None
+
+
+async def test_an_image_of_the_store_is_not_replaced_under_a_sandbox(
+    workshop: Workshop, images: Images
+) -> None:
+    name = workshop.name()
+    await workshop.build(name, f"FROM {images.alpine}\nRUN echo MARK\n", provider="local")
+    workshop.users.append("box1")
+    with pytest.raises(ConflictError, match="in use by sandbox box1"):
+        await workshop.build(name, f"FROM {images.alpine}\nRUN echo MARK 2\n", provider="local")
+    # The Engine keeps the old one for whoever runs from it.
+    await workshop.build(name, f"FROM {images.alpine}\nRUN echo MARK 2\n", provider="docker")
+    workshop.users.clear()
+
+
+async def test_a_server_may_refuse_to_build(workshop: Workshop) -> None:
+    config = dataclasses.replace(workshop.config, max_builds=0)
+    templates = Templates(config, await workshop.catalog(), _nobody)
+    with pytest.raises(ForbiddenError, match="builds no images"):
+        await anext(templates.build("mine", Recipe(context("FROM scratch\n"))))
+    await templates.aclose()
 
 
 async def test_another_process_is_seen_at_once(workshop: Workshop) -> None:

@@ -13,8 +13,8 @@ import dataclasses
 import io
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -27,6 +27,7 @@ from capsule.errors import (
     CapacityError,
     CapsuleError,
     ConflictError,
+    ForbiddenError,
     InvalidError,
     NotFoundError,
     NotSupportedError,
@@ -43,7 +44,7 @@ __all__ = ["Built", "Said", "Tail", "Templates", "recorded_users", "shares", "sp
 
 log = structlog.get_logger(__name__)
 
-TIDY_AGAIN = 60.0
+TIDY_AGAIN = 20.0  # seconds
 OWN_IMAGE = "capsule/{}:latest"
 
 UsedBy = Callable[[Template], Awaitable[Sequence[str]]]
@@ -69,12 +70,19 @@ class Templates:
         self._opened: dict[str, Images] = {}
         self._building: set[str] = set()
         self._tasks = Tasks()
+        self._started = False
 
     def start(self) -> None:
-        self._tasks.spawn(self._tidy(), "tidy up after builds")
+        """From now on what builds leave is cleared up, also what is there already."""
+        self._started = True
+        self._tidy_soon()
+
+    def _tidy_soon(self) -> None:
+        if self._started and not self._tasks:
+            self._tasks.spawn(self._tidy(), "tidy up after builds")
 
     async def _tidy(self) -> None:
-        """Until nothing is left; where nothing was, nobody is asked."""
+        """Until nothing is left but builds under way; where nothing was, nobody is asked."""
         while await asyncio.to_thread(_any_left, self._config.data_dir):
             try:
                 await (await self._of(BUILDER)).tidy()
@@ -83,6 +91,7 @@ class Templates:
             await asyncio.sleep(TIDY_AGAIN)
 
     async def aclose(self) -> None:
+        self._started = False
         await self._tasks.aclose()
         for images in self._opened.values():
             await images.aclose()
@@ -131,27 +140,44 @@ class Templates:
             context = await asyncio.to_thread(_shipped, name)
             recipe = dataclasses.replace(recipe, context=context, file="Dockerfile")
         images = await self._of(BUILDER)
-        if provider is not None:
-            await self._of(provider)  # a name that nobody knows is told before anything is built
+        target = await self._target(draft, provider)
         self._begin(name)
         try:
+            deadline = asyncio.get_running_loop().time() + self._config.build_timeout
             with suppress(UnavailableError):
                 await images.tidy()
-            deadline = asyncio.get_running_loop().time() + self._config.build_timeout
             async with aclosing(images.build(draft, recipe)) as words:
-                async for said in _until(deadline, words, f"the build of {name}"):
+                async for said in _until(deadline, words, name):
                     yield said
-            image = await self._image(draft, images)
-            programs = await images.programs(draft, PROGRAMS)
-            template = await asyncio.to_thread(self._template, draft, image, programs, bare=True)
-            await self._record(template)
-            target = provider or self._config.provider
-            if target in IMAGES and target != BUILDER and template.root.startswith("image:"):
-                yield Log(f"moving the image to provider {target}\n")
-                await self._move(template, images, await self._of(target))
-            yield Built(template, image)
+            async with _before(deadline, name):
+                built = await self._built(draft, images)
+            if target is not None:
+                yield Log(f"moving the image to provider {target.provider}\n")
+                async with _before(deadline, name):
+                    await self._move(built.template, images, target)
+            yield built
         finally:
             self._building.discard(name)
+            self._tidy_soon()  # the Engine may have gone in the middle of it
+
+    async def _target(self, draft: Template, provider: str | None) -> Images | None:
+        """Who else is to have the image. None: those who build it, or nobody has a place for it."""
+        if provider is not None:
+            await self._of(provider)  # a name that nobody knows is told before anything is built
+        wanted = provider or self._config.provider
+        if wanted not in IMAGES or wanted == BUILDER or not draft.root.startswith("image:"):
+            return None
+        images = await self._of(wanted)
+        if await images.find(draft) is not None:
+            await self._check_unused(draft)  # there it would be replaced under their feet
+        return images
+
+    async def _built(self, draft: Template, images: Images) -> Built:
+        image = await self._image(draft, images)
+        programs = await images.programs(draft, PROGRAMS)
+        template = await asyncio.to_thread(self._template, draft, image, programs, bare=True)
+        await self._record(template)
+        return Built(template, image)
 
     async def load(
         self, name: str, archive: Path, *, provider: str | None = None, replace: bool = False
@@ -320,6 +346,7 @@ class Templates:
         return found
 
     async def _move(self, template: Template, source: Images, target: Images) -> Image:
+        await self._check_unused(template)
         with await asyncio.to_thread(spool, self._config.data_dir) as file:
             await source.save(template, file)
             await asyncio.to_thread(file.flush)
@@ -329,11 +356,13 @@ class Templates:
         if name in self._building:
             raise ConflictError(f"template {name} is being built", hint="wait for its end")
         most = self._config.max_builds
+        if most == 0:
+            raise ForbiddenError("this server builds no images", hint="see its setting max_builds")
         if len(self._building) >= most:
             raise CapacityError(
                 f"all builds are taken: {len(self._building)}, limit {most}",
                 retry_after=10.0,
-                hint="wait for one to end" if most else "this server builds none (max_builds)",
+                hint="wait for one to end",
                 limit=most,
             )
         self._building.add(name)
@@ -381,20 +410,27 @@ def _shipped(name: str) -> BinaryIO:
 
 
 async def _until(
-    deadline: float, words: AsyncGenerator[Progress, None], what: str
+    deadline: float, words: AsyncGenerator[Progress, None], name: str
 ) -> AsyncGenerator[Progress, None]:
     while True:
         try:
-            async with asyncio.timeout_at(deadline):
+            async with _before(deadline, name):
                 said = await anext(words)
         except StopAsyncIteration:
             return
-        except TimeoutError:
-            raise UnavailableError(
-                f"{what} took too long, and was cancelled",
-                hint="make it quicker, or raise CAPSULE_BUILD_TIMEOUT",
-            ) from None
         yield said
+
+
+@asynccontextmanager
+async def _before(deadline: float, name: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise UnavailableError(
+            f"the build of {name} took too long, and was cancelled",
+            hint="make it quicker, or raise CAPSULE_BUILD_TIMEOUT",
+        ) from None
 
 
 def recorded_users(data_dir: Path) -> UsedBy:

@@ -165,6 +165,9 @@ class DockerImages(Images):
 
     async def remove(self, template: Template) -> bool:
         engine, reference = await self._engine(), self.reference(template)
+        found = await engine.image(reference)
+        if found is None or not _is_ours(reference, found):
+            return False
         try:
             await engine.remove_image(reference, parents=True)
         except NotFoundError:
@@ -371,6 +374,12 @@ async def _has(engine: ImageEngine, container: str, name: str, places: list[str]
         if place and await engine.is_program(container, f"{place}/{name}"):
             return True
     return False
+
+
+def _is_ours(reference: str, found: Mapping[str, Any]) -> bool:
+    """Whether it was built or imported here. A template may name any image, also others'."""
+    labels = (found.get("Config") or {}).get("Labels") or {}
+    return reference.startswith("capsule/") or LABEL in labels
 
 
 def _hex(found: Mapping[str, Any]) -> str:
