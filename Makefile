@@ -15,7 +15,7 @@ export VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check fmt bench wheel agent agent-asan docs pins clean
+.PHONY: help setup run test test-docker check fmt bench wheel agent agent-asan docs pins clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -28,6 +28,10 @@ run: $(RUN_STAMP) $(AGENT)  ## serve on http://localhost:8080
 test: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run every test; CI=true: a missing component is a failure
 	@scripts/test-machine
 	@scripts/test $(ARGS)
+
+test-docker: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run every test that needs a Docker Engine
+	@SUITE=docker scripts/test-machine
+	@SUITE=docker scripts/test $(ARGS)
 
 check: $(DEV_STAMP) $(AGENT)  ## formatting, lint, types and unit tests, in less than a minute
 	$(VENV)/bin/ruff format --check -q $(SOURCES)

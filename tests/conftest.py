@@ -176,6 +176,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     return (yield)
 
 
+ENGINE_FIXTURES = frozenset({"engine", "own_docker", "daemon"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        cell = getattr(item, "callspec", None) and item.callspec.params.get("cell")  # type: ignore[attr-defined]
+        contained = isinstance(cell, str) and cell.startswith(("docker", "gvisor"))
+        if contained or ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.engine)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and supervisor.own_the_run():
         config.add_cleanup(supervisor.release)
