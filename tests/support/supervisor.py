@@ -37,15 +37,14 @@ OWNER = "CAPSULE_TEST_OWNER"
 SOCKET = "/var/run/docker.sock"
 NOTES = "images"
 
+# Why there is none, once that is known: then every test that needs one asks in vain, but quickly.
+_missing: list[str] = []
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """`own`: started for this run. `missing`: why there is none."""
-
     supervisor: int
-    url: str = ""
-    own: bool = False
-    missing: str = ""
+    url: str
 
     def images(self, api: EngineApi) -> Images:
         return Images(api, notes=_folder() / NOTES)
@@ -58,13 +57,16 @@ def own_the_run() -> bool:
 
 def acquire() -> Shared:
     """The run's Engine, started if this is the first to ask. Raises EngineMissing."""
+    if _missing:
+        raise EngineMissing(_missing[0])
     own_the_run()
     CACHE.mkdir(parents=True, exist_ok=True)
-    with locked(CACHE / "engine.lock"):
-        found = _state() or _start()
-    if found.missing:
-        raise EngineMissing(found.missing)
-    return found
+    try:
+        with locked(CACHE / "engine.lock"):
+            return _state() or _start()
+    except EngineMissing as missing:
+        _missing.append(str(missing))
+        raise
 
 
 def release() -> None:
@@ -109,12 +111,12 @@ def _start() -> Shared:
         )
     found = _state()
     if started.returncode != 0 or found is None:
-        raise EngineMissing(f"the Engine's supervisor did not start: {log.read_text()[-1000:]}")
+        raise EngineMissing(log.read_text()[-1000:].strip())
     return found
 
 
 def main() -> None:
-    """Returns when the Engine runs, or cannot; a child stays to supervise it."""
+    """Returns when the Engine runs; a child stays to supervise it. Ends with 1 and why if not."""
     told, tell = os.pipe()
     if os.fork():
         os.close(tell)
@@ -136,25 +138,22 @@ def supervise(ready: int) -> None:
     folder = _folder()
     sweep(folder)  # of a process that had the same number
     folder.mkdir(mode=0o700)
-    engine: Engine | None = None
     try:
         chosen = choose()
         if isinstance(chosen, Engine):
-            engine = chosen
-            engine.start()
-        state = Shared(os.getpid(), chosen.url, own=engine is not None)
+            chosen.start()
     except EngineMissing as missing:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        state = Shared(os.getpid(), missing=str(missing))
+        sweep(folder)
+        sys.exit(str(missing))
     written = folder / "shared.json.new"
-    written.write_text(json.dumps(asdict(state)))
+    written.write_text(json.dumps(asdict(Shared(os.getpid(), chosen.url))))
     written.rename(folder / "shared.json")
     os.write(ready, b".")
     select.select([owner, told], [], [])
-    if engine is not None:
-        engine.stop()
-    elif not state.missing:
-        _take_along(EngineApi(state.url), folder / NOTES)
+    if isinstance(chosen, Engine):
+        chosen.stop()
+    else:
+        _take_along(chosen, folder / NOTES)
     sweep(folder)
 
 
