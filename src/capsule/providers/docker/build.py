@@ -20,6 +20,7 @@ def build(config: Config, templates: Mapping[str, Template]) -> DockerProvider:
             host=config.docker_host,
             runtime=config.docker_runtime,
             transport=config.docker_transport,
+            disk_backing=config.disk_backing,
             pull=config.docker_pull,
             image=config.docker_image,
             min_isolation=config.min_isolation,

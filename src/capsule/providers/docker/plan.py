@@ -14,8 +14,9 @@ from capsule.providers.docker.probe import Facts, Runtime
 PERIOD = 100_000  # microseconds over which a share of CPU is counted
 LEAST_QUOTA = 1000  # below which the kernel takes none
 
-# The agent's own: itself, its stand-in for pid 1, a spare child of that, the shepherd of an exec.
-AGENT_TASKS = 4
+# The agent's own: itself, its stand-in for pid 1, and the shepherd of an exec. The child that it
+# forks ahead is not among them: it is not always there, and programs would get its place.
+AGENT_TASKS = 3
 # gVisor's kernel is a process whose threads the Engine counts, and whose memory it charges.
 SENTRY_TASKS = 1024
 SENTRY_MEMORY = 64 * MIB
@@ -50,12 +51,14 @@ class Parts:
     mounted: Mounted
     labels: Mapping[str, str]
     volumes: Sequence[str] = ()  # paths that the image wants volumes at
+    # Folders of its disk and where they go; None: it has none, and what it writes is in memory.
+    disk: Mapping[str, str] | None = None
 
 
 def container(parts: Parts, found: Facts) -> dict[str, Any]:
     """The body of the Engine's create."""
     limits, gvisor = parts.limits, parts.runtime.gvisor
-    disks = writable(parts)
+    disks = in_memory(parts)
     memory = limits.memory + sum(disk.size for disk in disks) + (SENTRY_MEMORY if gvisor else 0)
     tasks = limits.processes + AGENT_TASKS
     host: dict[str, Any] = {
@@ -63,7 +66,7 @@ def container(parts: Parts, found: Facts) -> dict[str, Any]:
         "Runtime": parts.runtime.name,
         "SecurityOpt": hardening.security_options(parts.profile),
         "Tmpfs": {**{disk.path: disk.options for disk in disks}, **parts.mounted.tmpfs},
-        "Mounts": list(parts.mounted.mounts),
+        "Mounts": [*parts.mounted.mounts, *(bind(*pair) for pair in (parts.disk or {}).items())],
         "ShmSize": limits.memory // 2,
     }
     if "memory" in found.limits:
@@ -95,8 +98,13 @@ class Disk:
         return hardening.tmpfs(self.size, self.inodes, self.mode)
 
 
-def writable(parts: Parts) -> list[Disk]:
-    """Everything that programs can write to, with its size: the only choice of backing so far.
+def bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any]:
+    # A mount, not a bind: the Engine refuses a source that it cannot see instead of making it up.
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
+
+
+def in_memory(parts: Parts) -> list[Disk]:
+    """Every tmpfs that programs can write to: all that is writable where the box has no disk.
 
     Three mounts cannot share one tmpfs, so /tmp and /var/tmp have a part of the disk's size each,
     beside it. What an image declares as a volume would have no size at all: it is covered.
@@ -107,8 +115,9 @@ def writable(parts: Parts) -> list[Disk]:
         Disk("/tmp", max(size // 2, MIB), inodes),
         Disk("/var/tmp", max(size // 8, MIB), max(inodes // 8, 64)),
     ]
-    covered = {disk.path for disk in disks}
-    return disks + [Disk(path, MIB, 64) for path in parts.volumes if path not in covered]
+    taken = {disk.path for disk in disks}
+    covers = [Disk(path, MIB, 64) for path in parts.volumes if path not in taken]
+    return covers if parts.disk is not None else disks + covers
 
 
 def box(parts: Parts) -> dict[str, Any]:
@@ -135,9 +144,10 @@ def rlimits(parts: Parts) -> dict[str, int]:
         "core": hardening.NO_CORE,
         # A disk of its own is full before this: ENOSPC is what programs understand.
         "fsize": limits.disk + MIB,
-        # The disk counts as memory, so that the container may have more of it than programs.
-        "data": limits.memory,
     }
+    if parts.disk is None:
+        # What is written counts as memory, so the container has more of it than programs may.
+        values["data"] = limits.memory
     # gVisor's kernel is the box's own: what is counted per user is counted for this box alone, and
     # one more than the limit is let through. Of the host's, boxes share the uid; there the cgroup
     # counts processes.

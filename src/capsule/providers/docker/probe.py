@@ -159,8 +159,14 @@ def _same_root(address: Address, rootless: bool) -> bool:
 
 
 def capabilities(
-    found: Facts, settings: DockerSettings, transports: Mapping[str, str], images: list[Finding]
+    found: Facts,
+    settings: DockerSettings,
+    *,
+    transports: Mapping[str, str],
+    diskless: str,
+    images: list[Finding],
 ) -> Capabilities:
+    """`transports` by runtime; `diskless`: why a box of the default runtime has no disk."""
     name = settings.runtime or found.default_runtime
     runtime = found.runtimes.get(name)
     return Capabilities(
@@ -168,8 +174,8 @@ def capabilities(
         usable=runtime is not None,
         isolation=runtime.isolation if runtime else Isolation.NONE,
         features=frozenset({"pause"}),
-        unenforced=tuple(unenforced(found, runtime)) if runtime else (),
-        findings=(*_findings(found, name, transports), *images),
+        unenforced=tuple(unenforced(found, runtime, disk=not diskless)) if runtime else (),
+        findings=(*_findings(found, name, transports), _disk(diskless), *images),
     )
 
 
@@ -202,11 +208,6 @@ def _findings(found: Facts, name: str, transports: Mapping[str, str]) -> Iterabl
         "" if not missing else _cgroup_fix(found),
     )
     yield Finding(
-        "disk",
-        True,
-        "memory-backed and sized, and counted as the sandbox's memory",
-    )
-    yield Finding(
         "live-restore",
         found.live_restore,
         "sandboxes go on while the Engine restarts"
@@ -216,29 +217,40 @@ def _findings(found: Facts, name: str, transports: Mapping[str, str]) -> Iterabl
     )
 
 
+def _disk(diskless: str) -> Finding:
+    if not diskless:
+        return Finding("disk", True, "an ext4 image per sandbox, on the host's disk")
+    return Finding(
+        "disk",
+        False,
+        f"memory-backed and sized, and counted as the sandbox's memory: {diskless}",
+        "run the server as root beside the Engine, with e2fsprogs and loop devices",
+    )
+
+
 def _cgroup_fix(found: Facts) -> str:
     if found.rootless:
         return "use cgroup version 2 and delegate memory, cpu and pids to the Engine's user"
     return "boot with these controllers enabled (cgroup_enable=memory)"
 
 
-def unenforced(found: Facts, runtime: Runtime) -> Iterable[Unenforced]:
+def unenforced(found: Facts, runtime: Runtime, *, disk: bool) -> Iterable[Unenforced]:
     """The limits that do not hold here as they are meant, whatever the sandbox asks for."""
     fix = _cgroup_fix(found)
     if "memory" not in found.limits:
         yield Unenforced("memory", "each process is limited, but not their sum: no cgroup", fix)
-    else:
+    elif not disk:
         yield Unenforced(
             "memory",
             "the disk is memory-backed here, so memory and disk are limited together: their sum "
             "holds, and each process is limited on its own",
-            "use the local provider as root, whose disks are images",
+            "run the server as root beside the Engine, so that disks are images",
         )
     if "cpus" not in found.limits:
         yield Unenforced("cpus", "programs are only kept to whole cores: no cgroup", fix)
     if "processes" not in found.limits and not runtime.gvisor:
         yield Unenforced("processes", "the Engine cannot count them: no cgroup", fix)
-    if runtime.gvisor:
+    if runtime.gvisor and not disk:
         yield Unenforced(
             "inodes",
             "gVisor's file systems have no limit on the number of files; what they take counts as "

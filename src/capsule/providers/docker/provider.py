@@ -33,9 +33,10 @@ from capsule.link.unix import NobodyListensError
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import Box, Capabilities, Finding, Provider
-from capsule.providers.docker import address, plan, probe, transport
+from capsule.providers.docker import address, disks, plan, probe, transport
 from capsule.providers.docker.agent_volume import AgentVolume
 from capsule.providers.docker.box import DockerBox, NoSocketError, await_agent, missing_programs
+from capsule.providers.docker.disks import Disks, NoDiskError
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.plan import LABEL_BOX, LABEL_CREATED, LABEL_ID, LABEL_OWNER
 from capsule.providers.docker.probe import Facts, Runtime
@@ -64,6 +65,7 @@ class Host:
     cores: Cores
     relays: Relays
     volume: AgentVolume
+    disks: Disks
     # Runtimes whose sockets do not come out, though they should: learnt by trying.
     silent: set[str] = field(default_factory=set)
 
@@ -77,6 +79,7 @@ class Order:
     runtime: Runtime
     image: Found
     way: str
+    disk: bool
     cpus: tuple[int, ...]
 
 
@@ -87,6 +90,8 @@ class DockerProvider(Provider):
         self.settings = settings
         self._folders = Folders(settings.run_dir / "docker")
         self._agent = settings.data_dir / "docker-agent"
+        stages = settings.run_dir / "docker-disks"
+        self._disks = Disks(settings.agent, settings.data_dir, stages)
         self._engine: Engine | None = None
         self._host: Host | None = None
         self._owner = ""  # who we are to the Engine, which may serve others too
@@ -107,7 +112,9 @@ class DockerProvider(Provider):
                 Cores(range(found.cpus)),
                 Relays(engine, self._name, transport.RELAY),
                 AgentVolume(engine, self.settings.agent, name=self._name, labels=self._labels),
+                self._disks,
             )
+            await self._disks.open(self.settings.disk_backing, found)
         except BaseException:
             await self.aclose()
             raise
@@ -123,29 +130,48 @@ class DockerProvider(Provider):
     async def probe(self) -> Capabilities:
         found = self._host.facts if self._host else await self._facts()
         ways = {
-            name: transport.NAMES[transport.choose(self.settings.transport, found, runtime)]
+            name: transport.choose(self.settings.transport, found, runtime)
             for name, runtime in found.runtimes.items()
         }
-        images = [finding async for finding in self._image_findings()]
-        return probe.capabilities(found, self.settings, ways, images)
+        diskless = self._disks.problem
+        if self._host is None:
+            diskless = await asyncio.to_thread(disks.why_not, self.settings.disk_backing, found)
+        if ways.get(self.settings.runtime or found.default_runtime) == "engine":
+            diskless = diskless or disks.BY_SOCKET_ONLY
+        return probe.capabilities(
+            found,
+            self.settings,
+            transports={name: transport.NAMES[way] for name, way in ways.items()},
+            diskless=diskless,
+            images=[finding async for finding in self._image_findings()],
+        )
 
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
         host = self._ready()
         runtime = self._runtime(host, spec)
         image = await self._image(host, spec)
-        way = transport.choose(self.settings.transport, host.facts, runtime)
-        if self.settings.transport == "auto" and runtime.name in host.silent:
-            way = "engine"
         cpus = host.cores.pick(visible_cpus(spec.limits, host.facts.cpus))
-        order = Order(_safe(sandbox_id), spec, runtime, image, way, cpus)
-        try:
-            return await self._launch(host, order)
-        except NoSocketError as exc:
-            if self.settings.transport != "auto":
-                raise
-            log.warning("no socket comes out", runtime=runtime.name, reason=exc.message)
-            host.silent.add(runtime.name)
-        return await self._launch(host, Order(order.id, spec, runtime, image, "engine", cpus))
+        while True:
+            way = self._way(host, runtime)
+            disk = way == "socket" and not host.disks.problem
+            order = Order(_safe(sandbox_id), spec, runtime, image, way, disk, cpus)
+            try:
+                return await self._launch(host, order)
+            except NoSocketError as exc:
+                if self.settings.transport != "auto" or way != "socket":
+                    raise
+                log.warning("no socket comes out", runtime=runtime.name, reason=exc.message)
+                host.silent.add(runtime.name)
+            except NoDiskError as exc:
+                if self.settings.disk_backing != "auto" or not disk:
+                    raise
+                log.warning("disks are in memory from now on", reason=exc.message)
+                host.disks.problem = exc.message
+
+    def _way(self, host: Host, runtime: Runtime) -> str:
+        if self.settings.transport == "auto" and runtime.name in host.silent:
+            return "engine"
+        return transport.choose(self.settings.transport, host.facts, runtime)
 
     async def _launch(self, host: Host, order: Order) -> Box:
         body, record = await self._container(host, order)
@@ -153,6 +179,8 @@ class DockerProvider(Provider):
         try:
             if order.way == "socket":
                 await to_the_end(self._folders.make(order.id))
+            if order.disk:
+                await to_the_end(host.disks.mount(order.id, order.spec.limits))
             return await self._bring_up(host, order, body, record)
         except BaseException as exc:
             if not isinstance(exc, ConflictError):  # then it is somebody else's
@@ -167,6 +195,8 @@ class DockerProvider(Provider):
         # To remove a container that the Engine is still making is a race: each step is let finish.
         container = await self._create(host, order, name, body)
         await to_the_end(host.engine.start(container))
+        if order.disk:
+            await to_the_end(host.disks.let_go(order.id))
         box = self._box(host, order.id, {**record, "container": container})
         await await_agent(box, self._folders)
         await self._check_needs(host, order, box)
@@ -179,7 +209,9 @@ class DockerProvider(Provider):
             host.supply.forget(order.image.name)
             await self._image(host, order.spec)  # it was there a minute ago
         except InvalidError as exc:
-            if order.way == "socket" and "bind source path does not exist" in exc.message:
+            if "bind source path does not exist" in exc.message:
+                if str(host.disks.folder(order.id)) in exc.message:
+                    raise NoDiskError("the Engine does not see what is mounted here") from exc
                 raise NoSocketError("the Engine does not see this host's files") from exc
             raise UnavailableError(f"the sandbox could not be started: {exc.message}") from exc
         return await to_the_end(host.engine.create(name, body))
@@ -246,6 +278,7 @@ class DockerProvider(Provider):
         """The folder last: until then it is what `owned` finds."""
         engine = await self._reach()
         await engine.remove(self._name(sandbox_id))
+        await self._disks.remove(sandbox_id)
         await self._folders.remove(sandbox_id)
         if self._host is not None:
             await self._host.relays.close(sandbox_id)
@@ -272,13 +305,14 @@ class DockerProvider(Provider):
 
     async def _container(self, host: Host, order: Order) -> tuple[dict[str, Any], dict[str, Any]]:
         filter_, profile = await self._filter(order.spec.template.seccomp)
+        gaps = probe.unenforced(host.facts, order.runtime, disk=order.disk)
         record = {
             "isolation": order.runtime.isolation.value,
             "runtime": order.runtime.name,
             "transport": order.way,
             "image": order.image.name,
             "cpus": list(order.cpus),
-            "unenforced": probe.as_json(probe.unenforced(host.facts, order.runtime)),
+            "unenforced": probe.as_json(gaps),
         }
         parts = plan.Parts(
             id=order.id,
@@ -292,6 +326,7 @@ class DockerProvider(Provider):
             mounted=await self._mounted(host, order),
             labels={**self._labels(order.id), LABEL_BOX: json.dumps(record)},
             volumes=order.image.volumes,
+            disk=host.disks.binds(order.id) if order.disk else None,
         )
         return plan.container(parts, host.facts), record
 

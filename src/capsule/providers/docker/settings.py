@@ -7,6 +7,7 @@ from pathlib import Path
 
 from capsule.errors import InvalidError
 from capsule.model import Isolation, Template
+from capsule.providers.local.settings import DISK_BACKINGS
 
 TRANSPORTS = ("auto", "socket", "engine")
 PULLS = ("missing", "never")
@@ -21,6 +22,7 @@ class DockerSettings:
     host: str | None = None  # as DOCKER_HOST; None: that, the CLI's context, the usual sockets
     runtime: str | None = None  # of templates and creates that name none; None: the Engine's
     transport: str = "auto"
+    disk_backing: str = "auto"
     pull: str = "missing"
     image: str = DEFAULT_IMAGE  # of templates that name none
     min_isolation: Isolation = Isolation.LANDLOCK  # what a create may not go below
@@ -32,6 +34,7 @@ class DockerSettings:
         for name, value, known in (
             ("docker_transport", self.transport, TRANSPORTS),
             ("docker_pull", self.pull, PULLS),
+            ("disk_backing", self.disk_backing, DISK_BACKINGS),
         ):
             if value not in known:
                 raise InvalidError(

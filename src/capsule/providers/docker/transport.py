@@ -21,7 +21,7 @@ from capsule.errors import ConflictError
 from capsule.link.unix import connect_unix
 from capsule.providers.contract import ByteStream
 from capsule.providers.docker import agent_volume
-from capsule.providers.docker.plan import Mounted
+from capsule.providers.docker.plan import Mounted, bind
 from capsule.providers.docker.probe import Facts, Runtime
 from capsule.providers.local.host_errors import host_error
 
@@ -112,7 +112,9 @@ def copy_agent(agent: Path, copy: Path) -> None:
 
 
 def by_socket(folder: Path, agent: Path) -> Mounted:
-    return Mounted(mounts=[_bind(folder, INSIDE), _bind(agent, f"{INSIDE}/agent", read_only=True)])
+    return Mounted(
+        mounts=[bind(str(folder), INSIDE), bind(str(agent), f"{INSIDE}/agent", read_only=True)]
+    )
 
 
 def by_engine(volume: str) -> Mounted:
@@ -121,8 +123,3 @@ def by_engine(volume: str) -> Mounted:
         tmpfs={INSIDE: "rw,nosuid,nodev,noexec,size=1m,nr_inodes=16,mode=700,uid=0,gid=0"},
         entrypoint=AGENT_INSIDE,
     )
-
-
-def _bind(source: Path, target: str, *, read_only: bool = False) -> dict[str, object]:
-    # A mount, not a bind: the Engine refuses a source that it cannot see instead of making it up.
-    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
