@@ -155,10 +155,16 @@ void shepherd_main(const int fds[FD_ROLES], int nfds) {
         prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
         program_main(fds, nfds);
     }
+    if (program < 0) {
+        struct fault f = {0};
+        status_fd = fds[FD_STATUS];
+        fault_set(&f, errno, "fork");
+        fail(&f);
+    }
     for (int i = 0; i < nfds; i++)
         if (i != FD_STATUS) close(fds[i]);
     struct status_message m = {.kind = ST_RUNNING, .status = program};
-    if (program > 0) send_fds(fds[FD_STATUS], &m, sizeof m, NULL, 0);
+    send_fds(fds[FD_STATUS], &m, sizeof m, NULL, 0);
     for (pid_t pid; (pid = wait4(-1, &status, 0, &u)) > 0 || errno == EINTR;) {
         if (pid != program) continue;
         m = (struct status_message){.kind = ST_EXITED, .status = status, .cpu_ms = cpu_ms(&u), .rss = (uint64_t)u.ru_maxrss * 1024};
