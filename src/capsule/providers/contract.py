@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
 
 from capsule.link.stream import ByteStream
-from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
+from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced, Usage
 
-__all__ = ["Box", "ByteStream", "Capabilities", "Finding", "Pausable", "Provider"]
+__all__ = ["Box", "ByteStream", "Capabilities", "Finding", "Measured", "Pausable", "Provider"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +126,11 @@ class Pausable(Protocol):
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A box whose use of the host is known better outside of it than to its agent."""
+
+    async def measure(self, inside: Usage) -> Usage:
+        """What its agent has measured, with what is known better."""

@@ -24,7 +24,7 @@ from capsule.catalog import Catalog
 from capsule.config import Config
 from capsule.errors import CapsuleError, UnavailableError
 from capsule.model import ExecInfo, State, Template, Usage
-from capsule.providers.contract import Capabilities, Provider
+from capsule.providers.contract import Capabilities, Measured, Provider
 from capsule.providers.ondemand import OnDemand
 from capsule.service.access import Access
 from capsule.service.admission import Admission
@@ -214,8 +214,11 @@ class Service:
         return await self._sandboxes.keep_alive(id)
 
     async def metrics(self, id: str) -> Usage:
-        async with self._access.visit(id) as link:
-            return await link.usage()
+        visit = self._access.visit(id)
+        async with visit as link:
+            inside = await link.usage()
+            box = visit.entry.box
+            return await box.measure(inside) if isinstance(box, Measured) else inside
 
     async def exec(self, id: str, call: ExecCall) -> ExecResult:
         """Raises for the sandbox NotFoundError, GoneError, WrongStateError; for the program

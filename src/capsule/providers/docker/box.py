@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from capsule.errors import ForbiddenError, NotFoundError, UnavailableError
 from capsule.link.link import AgentLink
 from capsule.link.unix import NobodyListensError
-from capsule.model import Handle, Isolation, Template, Unenforced
+from capsule.model import Handle, Isolation, Template, Unenforced, Usage
 from capsule.providers.contract import Box, ByteStream
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.transport import Folders
@@ -65,6 +66,29 @@ class DockerBox(Box):
     async def state(self) -> dict[str, Any]:
         found = await self._engine.inspect(self._name)
         return dict((found or {}).get("State") or {})
+
+
+class GvisorBox(DockerBox):
+    """Inside, gVisor knows neither its own memory nor the time that the host's CPUs took."""
+
+    async def measure(self, inside: Usage) -> Usage:
+        told = await self._engine.stats(self._name)
+        memory = told.get("memory_stats") or {}
+        moved = (told.get("blkio_stats") or {}).get("io_service_bytes_recursive") or []
+        return replace(
+            inside,
+            cpu_ms=told["cpu_stats"]["cpu_usage"]["total_usage"] / 1e6,
+            memory_bytes=memory.get("usage"),
+            memory_peak_bytes=memory.get("max_usage"),
+            io_read_bytes=_sum(moved, "read"),
+            io_write_bytes=_sum(moved, "write"),
+            source="engine",
+        )
+
+
+def _sum(entries: Sequence[Mapping[str, Any]], operation: str) -> int | None:
+    found = [int(each["value"]) for each in entries if str(each.get("op")).lower() == operation]
+    return sum(found) if found else None
 
 
 async def await_agent(box: DockerBox, folders: Folders) -> None:

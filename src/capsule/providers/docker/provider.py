@@ -29,13 +29,18 @@ from capsule.errors import (
     NotSupportedError,
     UnavailableError,
 )
-from capsule.link.unix import NobodyListensError
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import Box, Capabilities, Finding, Provider
 from capsule.providers.docker import address, disks, plan, probe, transport
 from capsule.providers.docker.agent_volume import AgentVolume
-from capsule.providers.docker.box import DockerBox, NoSocketError, await_agent, missing_programs
+from capsule.providers.docker.box import (
+    DockerBox,
+    GvisorBox,
+    NoSocketError,
+    await_agent,
+    missing_programs,
+)
 from capsule.providers.docker.disks import Disks, NoDiskError
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.plan import LABEL_BOX, LABEL_CREATED, LABEL_ID, LABEL_OWNER
@@ -53,6 +58,7 @@ log = structlog.get_logger(__name__)
 
 UNDO_BUDGET = 40.0
 ANSWER_WITHIN = 5.0
+AT_ONCE = 1.0
 
 
 @dataclass(slots=True)
@@ -235,8 +241,9 @@ class DockerProvider(Provider):
         record = dict(handle.data)
         if record.get("transport") == "socket":
             # An agent that answers says more than the Engine does, also while that is restarted.
-            with contextlib.suppress(NobodyListensError):
-                return await self._answering(host, sandbox_id, record)
+            # Of one that does not the Engine knows whether it is gone, or paused.
+            with contextlib.suppress(UnavailableError):
+                return await self._answering(host, sandbox_id, record, within=AT_ONCE)
         found = await host.engine.inspect(self._name(sandbox_id))
         state = (found or {}).get("State") or {}
         if found is None or not (state.get("Running") or state.get("Paused")):
@@ -248,10 +255,14 @@ class DockerProvider(Provider):
         return await self._answering(host, sandbox_id, record)
 
     async def _answering(
-        self, host: Host, sandbox_id: SandboxId, record: Mapping[str, Any]
+        self,
+        host: Host,
+        sandbox_id: SandboxId,
+        record: Mapping[str, Any],
+        within: float = ANSWER_WITHIN,
     ) -> Box | None:
         box = self._box(host, sandbox_id, record)
-        answer = await box.ping(ANSWER_WITHIN)
+        answer = await box.ping(within)
         if answer.get("id") != sandbox_id:
             return None
         host.cores.take(sandbox_id, record.get("cpus") or ())
@@ -293,9 +304,11 @@ class DockerProvider(Provider):
 
     def _box(self, host: Host, sandbox_id: SandboxId, record: Mapping[str, Any]) -> DockerBox:
         way = self._folders if record.get("transport") == "socket" else host.relays
-        return DockerBox(
+        isolation = Isolation(record["isolation"])
+        kind = GvisorBox if isolation is Isolation.GVISOR else DockerBox
+        return kind(
             Handle(self.name, sandbox_id, record),
-            Isolation(record["isolation"]),
+            isolation,
             [Unenforced(**each) for each in record.get("unenforced") or ()],
             host.engine,
             self._name(sandbox_id),
