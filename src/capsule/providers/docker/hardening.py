@@ -104,6 +104,11 @@ def for_agent(profile: Mapping[str, Any]) -> dict[str, Any]:
     return wider
 
 
+def shared_memory(size: int) -> str:
+    """Options of /dev/shm. The Engine's own has a size, and room for any number of files."""
+    return f"rw,noexec,nosuid,nodev,size={size},nr_inodes=4096,mode=1777"
+
+
 def tmpfs(size: int, inodes: int, mode: int = 0o1777) -> str:
     """Options of a tmpfs that belongs to the sandbox's user. None is without a size."""
     owner = f"uid={UID},gid={GID}"

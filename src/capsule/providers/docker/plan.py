@@ -65,9 +65,12 @@ def container(parts: Parts, found: Facts) -> dict[str, Any]:
         **hardening.HOST_CONFIG,
         "Runtime": parts.runtime.name,
         "SecurityOpt": hardening.security_options(parts.profile),
-        "Tmpfs": {**{disk.path: disk.options for disk in disks}, **parts.mounted.tmpfs},
+        "Tmpfs": {
+            "/dev/shm": hardening.shared_memory(limits.memory // 2),
+            **{disk.path: disk.options for disk in disks},
+            **parts.mounted.tmpfs,
+        },
         "Mounts": [*parts.mounted.mounts, *(bind(*pair) for pair in (parts.disk or {}).items())],
-        "ShmSize": limits.memory // 2,
     }
     if "memory" in found.limits:
         host |= {"Memory": memory, "MemorySwap": memory}
