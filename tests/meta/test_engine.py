@@ -42,7 +42,8 @@ def processes(folder: Path) -> list[str]:
 
 def traces(folder: Path) -> list[str]:
     """What is left of an Engine: its folder, processes, mounts and cgroups."""
-    cgroups = Path("/sys/fs/cgroup").glob(f"**/{folder.name}")
+    hierarchies = Path("/sys/fs/cgroup")  # one, or with version 1 one for each controller
+    cgroups = [*hierarchies.glob(folder.name), *hierarchies.glob(f"*/{folder.name}")]
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
     files = [folder] if folder.exists() else []
     return [*processes(folder), *mounts, *map(str, cgroups), *map(str, files)]
