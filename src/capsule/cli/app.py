@@ -59,6 +59,8 @@ def run(
     cpus: o.Cpus = None,
     disk: o.Disk = None,
     processes: o.Processes = None,
+    provider: o.Provider = None,
+    runtime: o.Runtime = None,
     file: Annotated[
         list[Path] | None,
         typer.Option("--file", "-f", help="Copy a file or folder to /workspace; repeatable."),
@@ -86,6 +88,8 @@ def run(
             language=language,
             timeout=timeout,
             limits={name: limit for name, limit in limits.items() if limit is not None},
+            provider=provider,
+            runtime=runtime,
             files=tuple(file or ()),
             env=o.pairs(env),
             interactive=interactive,
@@ -123,6 +127,8 @@ def create(
     cpus: o.Cpus = None,
     disk: o.Disk = None,
     processes: o.Processes = None,
+    provider: o.Provider = None,
+    runtime: o.Runtime = None,
     env: o.Env = None,
     metadata: Annotated[
         list[str] | None, typer.Option("--metadata", metavar="K=V", help="A label; repeatable.")
@@ -144,6 +150,8 @@ def create(
             "cpus": cpus,
             "disk": disk,
             "processes": processes,
+            "provider": provider,
+            "runtime": runtime,
             "env": o.pairs(env),
             "metadata": o.pairs(metadata, option="--metadata"),
         },

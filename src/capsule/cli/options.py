@@ -87,6 +87,14 @@ ImageProvider = Annotated[
         "--provider", help="Whose image: docker or local.", show_default="the configured one"
     ),
 ]
+Provider = Annotated[
+    str | None,
+    typer.Option("--provider", help="Who makes it: local or docker.", metavar="NAME"),
+]
+Runtime = Annotated[
+    str | None,
+    typer.Option("--runtime", help="Of the Docker Engine, e.g. runsc.", metavar="NAME"),
+]
 Timeout = Annotated[
     float | None,
     typer.Option("--timeout", parser=_seconds, metavar="TIME", help="End it after this time."),

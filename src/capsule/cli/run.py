@@ -26,9 +26,10 @@ from capsule.config import load_config
 from capsule.errors import CapsuleError, InvalidError
 from capsule.link import Output
 from capsule.model import WORKSPACE, Exit, Reason, Stream
-from capsule.service import CreateRequest, ExecCall, RunCall, Service
+from capsule.service import CreateRequest, ExecCall, RunCall, Sandbox, Service
 from capsule.service.live import LiveExec
 
+_LOOK_EVERY = 0.2
 _MARGIN = 60.0  # what the sandbox lives beyond its program's timeout
 
 
@@ -40,6 +41,8 @@ class Job:
     language: str | None = None
     timeout: float | None = None
     limits: Mapping[str, int | float] = field(default_factory=dict)
+    provider: str | None = None
+    runtime: str | None = None
     files: tuple[Path, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     interactive: bool = False
@@ -75,7 +78,7 @@ async def _main(job: Job, source: Source, copies: Sequence[Copy]) -> int:
 
 
 async def _run(job: Job, source: Source, copies: Sequence[Copy]) -> int:
-    config = load_config()
+    config = load_config(provider=job.provider)
     catalog = load_catalog(config.templates_dir, data_dir=config.data_dir)
     choice = choose(catalog, source, job.template, job.language)
     timeout = config.exec_timeout if job.timeout is None else job.timeout
@@ -83,9 +86,10 @@ async def _run(job: Job, source: Source, copies: Sequence[Copy]) -> int:
         template=choice.template.name,
         ttl=min(timeout + _MARGIN, config.max_ttl),
         limits=job.limits or None,
+        runtime=job.runtime,
     )
     async with ephemeral_service(config, catalog) as service:
-        sandbox = await service.create(request)
+        sandbox = await _create(service, request)
         try:
             for copy in copies:
                 await _copy_in(service, sandbox.id, copy)
@@ -94,6 +98,24 @@ async def _run(job: Job, source: Source, copies: Sequence[Copy]) -> int:
             return await _perform(service, sandbox.id, job, source, call)
         finally:
             await service.delete(sandbox.id)
+
+
+async def _create(service: Service, request: CreateRequest) -> Sandbox:
+    """What takes its time (an image is pulled) is told on a terminal meanwhile."""
+    creating = asyncio.ensure_future(service.create(request))
+    told = ""
+    try:
+        while not (await asyncio.wait({creating}, timeout=_LOOK_EVERY))[0]:
+            for sandbox in service.list():
+                if sandbox.progress != told and sys.stderr.isatty():
+                    told = sandbox.progress
+                    print(f"\r\033[K{told}", end="", file=sys.stderr, flush=True)
+    finally:
+        if told:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        creating.cancel()
+        await asyncio.wait({creating})
+    return creating.result()
 
 
 async def _copy_in(service: Service, id: str, copy: Copy) -> None:
