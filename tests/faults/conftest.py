@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.faults.daemon import Daemon
 from tests.faults.nursery import Nursery, nursery
+from tests.support import component_missing
+from tests.support.engine import EngineMissing
 from tests.support.users import User
 
 
@@ -21,3 +25,24 @@ def user_nursery(agent_binary: Path, as_user: User) -> Iterator[Nursery]:
     """Servers of an ordinary user."""
     with nursery(as_user) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    """A dockerd for the tests of one worker; ask for `docker`."""
+    try:
+        made = Daemon()
+        made.start()
+    except EngineMissing as missing:
+        if os.getuid() == 0:
+            component_missing(str(missing))
+        pytest.skip(str(missing))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def docker(daemon: Daemon) -> Daemon:
+    """It runs, without live-restore, and has nothing but images; whatever a test did to it."""
+    daemon.restore()
+    return daemon

@@ -29,6 +29,7 @@ PRELOADED = (
     "capsule.cli.app",
     "capsule.cli.main",
     "capsule.cli.serve",
+    "capsule.providers.docker.build",
     "capsule.providers.local.build",
     "typer.main",
 )

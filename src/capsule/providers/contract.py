@@ -13,10 +13,24 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
 
+from capsule.errors import UnavailableError
 from capsule.link.stream import ByteStream
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced, Usage
 
-__all__ = ["Box", "ByteStream", "Capabilities", "Finding", "Measured", "Pausable", "Provider"]
+__all__ = [
+    "Box",
+    "ByteStream",
+    "Capabilities",
+    "Finding",
+    "Measured",
+    "OutOfReachError",
+    "Pausable",
+    "Provider",
+]
+
+
+class OutOfReachError(UnavailableError):
+    """What runs the boxes does not answer. It says nothing about any of them: none is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +117,8 @@ class Provider(abc.ABC):
         """Take up a box that outlived a server restart, or that seems dead. None: it is gone.
 
         None ends the sandbox, so doubt is not None: raises UnavailableError when this cannot be
-        told now. May be called for a box that is in use, which it does not disturb.
+        told now, and OutOfReachError when it could be told of no box. May be called for a box that
+        is in use, which it does not disturb.
         """
 
     @abc.abstractmethod

@@ -69,19 +69,30 @@ async def _end(sandboxes: Sandboxes, entry: Entry, reason: str) -> None:
         await sandboxes.remove(entry.id, entry.key)  # a retry may use its key
 
 
-async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> int:
-    """Boxes that carry our label and belong to no sandbox. A record is made before its box, so a
-    box without one is nobody's, however new it is."""
+async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> bool:
+    """Boxes that carry our label and belong to no sandbox, or to one that failed. A record is made
+    before its box, so a box without one is nobody's, however new it is.
+
+    False: there may be more, but a provider cannot say.
+    """
     orphans: list[Handle] = []
+    complete = True
     for provider in parts.providers.values():
         try:
             owned = [handle async for handle in provider.owned()]
         except (CapsuleError, OSError) as error:
             log.warning("cannot list boxes", provider=provider.name, reason=str(error))
+            complete = False
             continue
-        orphans += [handle for handle in owned if handle.sandbox_id not in sandboxes.entries]
+        orphans += [
+            handle for handle in owned if _nobodys(sandboxes.entries.get(handle.sandbox_id))
+        ]
     await _each(orphans, lambda handle: _discard(parts, sandboxes, handle))
-    return len(orphans)
+    return complete
+
+
+def _nobodys(entry: Entry | None) -> bool:
+    return entry is None or (entry.state is State.FAILED and entry.ending is None)
 
 
 async def _discard(parts: Parts, sandboxes: Sandboxes, handle: Handle) -> None:

@@ -3,7 +3,7 @@
 A box is dead when its agent does not answer and its provider says that it is gone. The second
 question keeps a trouble of our own (no file descriptors left, an engine that restarts) from
 costing somebody a sandbox. An agent that is there and silent gets `SILENCE` seconds: a busy
-machine may keep it waiting.
+machine may keep it waiting. Whoever cannot be asked about any box costs nobody anything.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import structlog
 
 from capsule.errors import CapsuleError, UnavailableError
 from capsule.model import State
+from capsule.providers.contract import OutOfReachError
 from capsule.service.entry import Entry, over
 from capsule.service.sandboxes import Parts, Sandboxes
 
@@ -22,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 PERIOD = 2.5  # how often each box is asked; an operation that worked counts as an answer
 BUDGET = 3.0
+ADOPT_BUDGET = 8.0  # more than a provider needs to find out that nobody answers it
 SILENCE = 30.0
 AT_ONCE = 32
 
@@ -48,39 +50,48 @@ class Pulse:
             for _ in found[:AT_ONCE]:
                 group.create_task(work())
 
-    async def check(self, entry: Entry) -> None:
-        """On return the entry has answered, or failed, or is given more time."""
-        if not _usable(entry) or await self._answers(entry) or await self._answers(entry):
-            return
+    async def check(self, entry: Entry) -> UnavailableError | None:
+        """On return the entry has answered, or failed, or is given more time. Returns what keeps
+        its provider from saying which."""
+        if not _usable(entry) or await self._answers(entry):
+            return None
         try:
-            async with asyncio.timeout(BUDGET):
+            async with asyncio.timeout(ADOPT_BUDGET):
                 box = await self._providers[entry.provider].adopt(entry.box_handle())
         except (CapsuleError, OSError, TimeoutError) as error:
             log.info("cannot tell whether a box lives", sandbox=entry.id, reason=str(error))
+            if isinstance(error, OutOfReachError):
+                return error
             await self._silent(entry)
-            return
+            return None
         if not _usable(entry):
-            return
+            return None
         if box is None:
             await self._sandboxes.fail(entry, "its box is gone: it was ended from outside, or died")
         elif entry.box is None:
             entry.take(box)  # the first time since the restart that its provider could say
         else:
             await self._silent(entry)
+        return None
 
     async def _answers(self, entry: Entry) -> bool:
+        """Asked again when that fails at once: a way that broke is made anew."""
         if entry.link is None:
             entry.checked = self._clock.monotonic()
             return False
-        try:
-            async with asyncio.timeout(BUDGET):
-                await entry.link.ping()
-        except (CapsuleError, TimeoutError):
-            return False
-        except OSError as error:
-            return error.errno in _OURS
-        entry.checked = self._clock.monotonic()
-        return True
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(BUDGET):
+                    await entry.link.ping()
+            except TimeoutError:
+                return False
+            except CapsuleError:
+                continue
+            except OSError as error:
+                return error.errno in _OURS
+            entry.checked = self._clock.monotonic()
+            return True
+        return False
 
     async def _silent(self, entry: Entry) -> None:
         silent = self._clock.monotonic() - entry.checked
@@ -91,9 +102,9 @@ class Pulse:
 
     async def explain(self, entry: Entry, error: UnavailableError) -> CapsuleError:
         """Why an operation lost its agent: the sandbox was ended, its box is dead, or neither."""
-        await self.check(entry)
+        trouble = await self.check(entry)
         if _usable(entry):
-            return error
+            return _told(error, trouble)
         if entry.state is State.FAILED:
             return UnavailableError(
                 f"sandbox {entry.id} died during the call: {entry.reason}",
@@ -105,3 +116,14 @@ class Pulse:
 
 def _usable(entry: Entry) -> bool:
     return entry.state is State.RUNNING and entry.ending is None
+
+
+def _told(error: UnavailableError, trouble: UnavailableError | None) -> UnavailableError:
+    """What a caller learns whose sandbox lives, as far as one knows."""
+    if error.hint:
+        return error
+    if trouble is not None:
+        message, hint = f"{error.message}; {trouble.message}", trouble.hint
+    else:
+        message, hint = error.message, "what the call did is unknown: look before you repeat it"
+    return UnavailableError(message, hint=hint, **error.details)

@@ -3,7 +3,8 @@
     Service.open ─▶ reaper (one task, ended by Reaper.aclose)
                       ├─ expire   every second: TTL, idle timeout, what could not be removed before
                       ├─ pulse    every half second: boxes that have not answered for a while
-                      └─ tidy     every minute: orphans, records not removed yet, the store
+                      └─ tidy     every minute: orphans, records not removed yet, the store;
+                                  what could not be removed when it should have been, sooner
 
 Ends run as tasks of `Sandboxes`, a few at a time, so that a box that does not want to go holds
 up no other.
@@ -28,6 +29,7 @@ from capsule.service.tasks import Tasks
 log = structlog.get_logger(__name__)
 
 ENDS_AT_ONCE = 16
+TIDY_EVERY = 60.0
 MAX_FAILED = 256  # failed sandboxes kept for their owners to see; the oldest go first
 JUMP = 2.0  # seconds by which the wall clock may drift from ours before its times are set anew
 
@@ -51,7 +53,7 @@ class Reaper:
         async with asyncio.TaskGroup() as group:
             group.create_task(_forever(self.expire, 1.0))
             group.create_task(_forever(self._pulse.round, 0.5))
-            group.create_task(_forever(self.tidy, 60.0))
+            group.create_task(_forever(self.tidy, TIDY_EVERY))
 
     async def expire(self) -> None:
         """Begin the end of everything that is over. Does not wait for it."""
@@ -114,15 +116,20 @@ class Reaper:
                 entry.expires = expires
 
     async def tidy(self) -> None:
-        await self._clear_away()
+        await self._remove_rest()
         self._drop_failed()
         await self._parts.store.maintain(self._clock.now())
 
     async def _clear_away(self) -> None:
-        """Records and boxes that could not be removed when it was their time."""
+        if not await self._remove_rest():
+            self._sandboxes.tidy_soon()
+
+    async def _remove_rest(self) -> bool:
+        """Records and boxes that could not be removed when it was their time. Whether all of them
+        are known."""
         for id, key in list(self._sandboxes.unremoved.items()):
             await self._sandboxes.remove(id, key)
-        await remove_orphans(self._parts, self._sandboxes)
+        return await remove_orphans(self._parts, self._sandboxes)
 
     def _drop_failed(self) -> None:
         surplus = self._sandboxes.counts[State.FAILED] - MAX_FAILED

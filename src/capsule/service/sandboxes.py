@@ -24,6 +24,7 @@ import structlog
 from capsule.config import Config
 from capsule.errors import (
     CapacityError,
+    CapsuleError,
     ConflictError,
     GoneError,
     NoSpaceError,
@@ -332,8 +333,15 @@ class Sandboxes:
         log.warning("sandbox failed", sandbox=entry.id, reason=reason)
         self.move(entry, State.FAILED, reason)
         entry.link = None
-        self._tasks.spawn(self._destroy_box(entry), f"scrap {entry.id}")
+        self._tasks.spawn(self._scrap(entry), f"scrap {entry.id}")
         await self._note(entry)
+
+    async def _scrap(self, entry: Entry) -> None:
+        try:
+            await self._destroy_box(entry)
+        except CapsuleError as error:
+            self.tidy_soon()
+            log.warning("box not removed yet", sandbox=entry.id, reason=error.message)
 
     async def set_timeout(self, id: str, ttl: float) -> Sandbox:
         ttl = validate.seconds("ttl", ttl, 0.0, self._parts.config.max_ttl)

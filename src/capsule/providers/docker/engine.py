@@ -27,7 +27,9 @@ from capsule.errors import (
     NotSupportedError,
     UnavailableError,
 )
+from capsule.providers.contract import OutOfReachError
 from capsule.providers.docker.address import Address
+from capsule.providers.docker.deadlines import Deadlines
 from capsule.providers.docker.hijack import HijackedStream, hijack
 
 OLDEST = (1, 41)
@@ -36,7 +38,7 @@ NEWEST = (1, 51)  # what this was written against; a newer Engine is spoken to i
 QUICK = 5.0  # seconds, for what only reads
 SLOW = 30.0  # for what starts or ends processes
 PULL_SILENCE = 120.0  # seconds without a line of progress
-_CONNECTIONS = 64
+_KEPT = 3.0  # seconds for which a connection is kept for the next call
 _NO_ANSWER = 900  # aiodocker's own number for "cannot connect"
 
 
@@ -44,7 +46,7 @@ class Engine:
     def __init__(self, address: Address, *, patience: float = 1.0) -> None:
         """`patience`: how many times the usual seconds an answer may take."""
         self.address = address
-        self._patience = patience
+        self._deadlines = Deadlines(address.url, self.ping, patience=patience)
         self._docker: Docker | None = None
         self._connector: aiohttp.BaseConnector | None = None
         self._agreeing = asyncio.Lock()  # one question for the version, however many begin at once
@@ -56,6 +58,14 @@ class Engine:
             await docker.close()
         if connector is not None:
             await connector.close()  # aiodocker leaves open what it did not make
+
+    async def ping(self) -> None:
+        """Returns when it answers, whatever that is. Its caller owns the deadline."""
+        docker = await self._ready(agree=False)
+        where = docker._canonicalize_url("_ping", versioned_api=False)
+        with engine_errors("ping", self.address):
+            async with docker.session.get(where):
+                pass
 
     async def version(self) -> dict[str, Any]:
         return dict(await self._json("version", "GET", "version", versioned=False))
@@ -75,7 +85,7 @@ class Engine:
 
     async def remove(self, name: str) -> None:
         """Kills and removes it, with its own volumes. Returns when it is gone."""
-        async with self._deadline("remove", SLOW):
+        async with self._deadlines.of("remove", SLOW):
             while True:
                 try:
                     await self._ask(
@@ -150,7 +160,7 @@ class Engine:
         docker = await self._ready()
         # Not by aiodocker, which expects a body that the answer to a HEAD cannot have.
         where = docker._canonicalize_url(f"containers/{name}/archive")
-        async with self._deadline(what, QUICK):
+        async with self._deadlines.of(what, QUICK):
             with engine_errors(what, self.address):
                 async with docker.session.head(where, params={"path": path}) as response:
                     told = response.headers.get("X-Docker-Container-Path-Stat")
@@ -192,7 +202,7 @@ class Engine:
     async def _json(
         self, what: str, method: str, path: str, *, within: float = QUICK, **request: Any
     ) -> Any:
-        async with self._deadline(what, within):
+        async with self._deadlines.of(what, within):
             return await self._ask(what, method, path, **request)
 
     async def _ask(
@@ -221,19 +231,6 @@ class Engine:
                     raise DockerError(response.status, _message(body))
                 return json.loads(body) if body else None
 
-    @contextlib.asynccontextmanager
-    async def _deadline(self, what: str, within: float) -> AsyncIterator[None]:
-        within *= self._patience
-        try:
-            async with asyncio.timeout(within):
-                yield
-        except TimeoutError:
-            raise UnavailableError(
-                f"the Docker Engine at {self.address.url} did not answer within {within:g} seconds "
-                f"({what})",
-                hint="see whether `docker ps` answers; restarting the Engine helps if it does not",
-            ) from None
-
     async def _ready(self, *, agree: bool = True) -> Docker:
         if self._docker is None:
             # No deadline of aiodocker's: ours are those of whole calls.
@@ -255,11 +252,12 @@ class Engine:
 
 
 def _connector(address: Address) -> aiohttp.BaseConnector | None:
+    """None: aiodocker's own. As many connections as it takes: every relay holds one."""
     if address.socket is not None:
-        return aiohttp.UnixConnector(str(address.socket), limit=_CONNECTIONS)
+        return aiohttp.UnixConnector(str(address.socket), limit=0, keepalive_timeout=_KEPT)
     if address.tls is not None:
-        return aiohttp.TCPConnector(ssl=address.tls, limit=_CONNECTIONS)
-    return None
+        return aiohttp.TCPConnector(ssl=address.tls, limit=0)
+    return None if address.url.startswith("ssh://") else aiohttp.TCPConnector(limit=0)
 
 
 def agreed(version: Mapping[str, Any]) -> str:
@@ -335,6 +333,8 @@ def _why(exc: BaseException) -> str:
         if isinstance(inner, OSError) and inner.strerror:
             return inner.strerror
         cause = cause.__cause__ or cause.__context__
+    if isinstance(exc, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+        return "it hung up before it had answered"  # aiohttp shows the half that came
     return str(exc) or type(exc).__name__
 
 
@@ -342,7 +342,7 @@ def _translated(what: str, address: Address, status: int, message: str) -> Capsu
     message = " ".join(message.split())[:500]
     text = f"the Docker Engine refused ({what}): {message}"
     if status == _NO_ANSWER:
-        return UnavailableError(
+        return OutOfReachError(
             f"the Docker Engine does not answer at {address.url}: {message}",
             hint="start it (systemctl start docker), or set CAPSULE_DOCKER_HOST to where it is",
         )

@@ -77,7 +77,7 @@ class ImageEngine(Engine):
         """The mode in Go's bits, 0 where there is nothing, and where a link leads."""
         docker = await self._ready()
         url = docker._canonicalize_url(f"containers/{container}/archive")
-        async with self._deadline("look", QUICK):
+        async with self._deadlines.of("look", QUICK):
             with engine_errors("look", self.address):
                 # Not by aiodocker: it expects JSON with every error, and HEAD has no body.
                 async with docker.session.head(url, params={"path": path}) as response:
