@@ -521,8 +521,13 @@ async def test_input_nobody_reads_waits_as_long_as_the_agent_lives() -> None:
         await sending
 
 
+async def begun_then_deaf(peer: Peer) -> None:
+    await peer.reply(BEGUN)
+    await asyncio.Event().wait()  # reads nothing
+
+
 async def test_cancelled_input_leaves_no_task_behind() -> None:
-    async with ScriptedAgent(begun_then_mute) as agent:
+    async with ScriptedAgent(begun_then_deaf) as agent:
         exe = await agent.link().exec(request(timeout=0))
         before = asyncio.all_tasks()
         sending = asyncio.create_task(exe.send(bytes(8_000_000)))
