@@ -18,6 +18,7 @@ from capsule.providers.docker.transport import Folders
 ABOUT = ("runtime", "transport", "image")  # of a handle's data, for people
 
 READY_WITHIN = 10.0
+ENDED_WITHIN = 2.0
 LOOK_EVERY = 0.2  # seconds between looks at a container whose agent does not answer yet
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -131,6 +132,18 @@ async def _silence(box: DockerBox, last: UnavailableError) -> UnavailableError:
     if isinstance(last, NobodyListensError) and (await box.state()).get("Running"):
         return NoSocketError(text)
     return UnavailableError(text)
+
+
+async def follows_its_agent(box: DockerBox) -> bool:
+    """Whether a container whose agent is gone has ended: the Engine learns of it a little later."""
+    loop = asyncio.get_running_loop()
+    give_up, pause = loop.time() + ENDED_WITHIN, LONGEST_PAUSE
+    while (await box.state()).get("Running"):
+        if loop.time() >= give_up:
+            return False
+        await asyncio.sleep(pause)
+        pause *= 2
+    return True
 
 
 async def missing_programs(box: DockerBox, template: Template) -> list[str]:

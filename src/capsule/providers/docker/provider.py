@@ -39,6 +39,7 @@ from capsule.providers.docker.box import (
     GvisorBox,
     NoSocketError,
     await_agent,
+    follows_its_agent,
     missing_programs,
 )
 from capsule.providers.docker.disks import Disks, NoDiskError
@@ -252,7 +253,12 @@ class DockerProvider(Provider):
         record = _record(found["Id"], found["Config"].get("Labels") or {})
         if state.get("Paused"):
             return self._box(host, sandbox_id, record)
-        return await self._answering(host, sandbox_id, record)
+        try:
+            return await self._answering(host, sandbox_id, record)
+        except UnavailableError:
+            if await follows_its_agent(self._box(host, sandbox_id, record)):
+                return None
+            raise
 
     async def _answering(
         self,
