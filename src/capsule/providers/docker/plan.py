@@ -148,8 +148,9 @@ def rlimits(parts: Parts) -> dict[str, int]:
         # A disk of its own is full before this: ENOSPC is what programs understand.
         "fsize": limits.disk + MIB,
     }
-    if parts.disk is None:
-        # What is written counts as memory, so the container has more of it than programs may.
+    if parts.disk is None or parts.runtime.gvisor:
+        # What is written counts as memory, so the container has more of it than programs may. In
+        # gVisor a program that takes too much is better told so than the whole box ended.
         values["data"] = limits.memory
     # gVisor's kernel is the box's own: what is counted per user is counted for this box alone, and
     # one more than the limit is let through. Of the host's, boxes share the uid; there the cgroup
