@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from capsule.errors import NotSupportedError
@@ -71,12 +71,12 @@ class Facts:
     version: str
     api: str
     kind: str  # Docker or Podman
+    arch: str  # as uname says it
     cpus: int
     cgroups: int  # 1 or 2; 0: none
     limits: frozenset[str]  # of memory, cpus, processes: what it can enforce
     runtimes: Mapping[str, Runtime]
     default_runtime: str
-    quota: bool  # the storage driver gives containers a size
     rootless: bool
     remapped: bool  # containers' users are mapped to others
     live_restore: bool
@@ -100,21 +100,23 @@ def facts(version: Mapping[str, Any], info: Mapping[str, Any], address: Address)
     options = [str(option) for option in info.get("SecurityOptions") or ()]
     rootless = any(option.startswith("name=rootless") for option in options)
     remapped = any(option.startswith("name=userns") for option in options)
+    # Docker Desktop has a socket here, and runs in a machine of its own.
+    elsewhere = "docker desktop" in str(info.get("OperatingSystem")).lower()
     components = [str(part.get("Name")) for part in version.get("Components") or ()]
     return Facts(
         version=str(info.get("ServerVersion") or version.get("Version") or "unknown"),
         api=str(version.get("ApiVersion")),
         kind="Podman" if any("Podman" in name for name in components) else "Docker",
+        arch=str(info.get("Architecture") or version.get("Arch") or ""),
         cpus=max(int(info.get("NCPU") or 0), 1),
         cgroups=int(info.get("CgroupVersion") or 0),
         limits=_limits(info),
         runtimes=_runtimes(info.get("Runtimes") or {}),
         default_runtime=str(info.get("DefaultRuntime") or "runc"),
-        quota=has_quota(info),
         rootless=rootless,
         remapped=remapped,
         live_restore=bool(info.get("LiveRestoreEnabled")),
-        shares_root=not remapped and _same_root(address, rootless),
+        shares_root=not remapped and not elsewhere and _same_root(address, rootless),
     )
 
 
@@ -137,15 +139,6 @@ def _runtime(name: str, about: Mapping[str, Any]) -> Runtime:
     )
 
 
-def has_quota(info: Mapping[str, Any]) -> bool:
-    """Whether `StorageOpt: size` works."""
-    driver = str(info.get("Driver"))
-    status = {str(key): str(value) for key, value in info.get("DriverStatus") or ()}
-    if driver == "overlay2":
-        return status.get("Backing Filesystem") == "xfs" and status.get("Supports pquota") == "true"
-    return driver in ("btrfs", "zfs", "windowsfilter")
-
-
 def _same_root(address: Address, rootless: bool) -> bool:
     """A box's folder is closed to all but its owner: the container's root must be just that."""
     if address.socket is None:
@@ -156,6 +149,22 @@ def _same_root(address: Address, rootless: bool) -> bool:
         return os.stat(address.socket).st_uid == os.geteuid()
     except OSError:
         return False
+
+
+_MACHINES = {62: "x86_64", 183: "aarch64"}  # in the header of a program, by the ELF standard
+
+
+def check_agent(agent: Path, found: Facts) -> None:
+    """Raises NotSupportedError when the Engine's machines cannot run it. Reads the file."""
+    with agent.open("rb") as file:
+        header = file.read(20)
+    built = _MACHINES.get(int.from_bytes(header[18:20], "little"), "another machine")
+    theirs = {"amd64": "x86_64", "arm64": "aarch64"}.get(found.arch, found.arch)
+    if theirs and built != theirs:
+        raise NotSupportedError(
+            f"the Docker Engine runs on {theirs}, and the agent is built for {built}",
+            hint="let CAPSULE_AGENT name a capsule-agent for it",
+        )
 
 
 def capabilities(

@@ -102,6 +102,7 @@ class DockerProvider(Provider):
         self._engine: Engine | None = None
         self._host: Host | None = None
         self._owner = ""  # who we are to the Engine, which may serve others too
+        self._arch: str | None = None  # of the Engine's machine; None: of this one
         self._filters: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
     async def open(self) -> None:
@@ -110,7 +111,9 @@ class DockerProvider(Provider):
                 self._owner = await asyncio.to_thread(self._prepare)
             found = await self._facts()
             found.runtime(self.settings.runtime)
+            await asyncio.to_thread(probe.check_agent, self.settings.agent, found)
             engine = await self._reach()
+            self._arch = found.arch or None
             await self._filter("default")
             self._host = Host(
                 engine,
@@ -362,7 +365,7 @@ class DockerProvider(Provider):
 
     def _compile(self, name: str) -> tuple[bytes, dict[str, Any]]:
         profile = seccomp.load_profile(name, self.settings.profiles_dir)
-        return seccomp.compile_profile(profile), profile
+        return seccomp.compile_profile(profile, self._arch), profile
 
     def _runtime(self, host: Host, spec: SandboxSpec) -> Runtime:
         template = spec.template

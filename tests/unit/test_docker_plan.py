@@ -1,0 +1,113 @@
+"""The container that the Engine is asked for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from capsule.model import MIB, Limits
+from capsule.providers.docker import hardening, plan
+from capsule.providers.docker.plan import Mounted, Parts
+from capsule.providers.docker.probe import Facts, Runtime
+from capsule.providers.local.seccomp import load_profile
+
+RUNC, RUNSC = Runtime("runc"), Runtime("runsc", gvisor=True)
+FACTS = Facts(
+    version="20.10", api="1.41", kind="Docker", arch="x86_64", cpus=2, cgroups=1,
+    limits=frozenset({"memory", "cpus", "processes"}), runtimes={}, default_runtime="runc",
+    rootless=False, remapped=False, live_restore=False, shares_root=True,
+)  # fmt: skip
+PARTS = Parts(
+    id="a",
+    image="x",
+    hostname="capsule",
+    limits=Limits(memory=512 * MIB, cpus=0.5, processes=100, disk=64 * MIB, inodes=1000),
+    runtime=RUNC,
+    cpus=(0,),
+    filter=b"\x01\x02",
+    profile=load_profile("default"),
+    mounted=Mounted(),
+    labels={},
+)
+ON_DISK = {"/host/workspace": "/workspace", "/host/tmp": "/tmp", "/host/var-tmp": "/var/tmp"}
+
+
+def made(**changes: Any) -> dict[str, Any]:
+    return plan.container(replace(PARTS, **changes), FACTS)
+
+
+def host(**changes: Any) -> dict[str, Any]:
+    config: dict[str, Any] = made(**changes)["HostConfig"]
+    return config
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    (variable,) = made(**changes)["Env"]
+    box: dict[str, Any] = json.loads(variable.removeprefix("CAPSULE_BOX="))
+    return box
+
+
+def test_root_of_a_container_keeps_four_capabilities() -> None:
+    assert host()["CapDrop"] == ["ALL"]
+    assert set(host()["CapAdd"]) == {"SETUID", "SETGID", "SETPCAP", "KILL"}
+    assert not host()["Privileged"] and host()["ReadonlyRootfs"]
+
+
+@pytest.mark.parametrize("runtime", [RUNC, RUNSC])
+@pytest.mark.parametrize("disk", [None, ON_DISK])
+def test_every_tmpfs_has_a_size_that_counts_as_memory(
+    runtime: Runtime, disk: dict[str, str] | None
+) -> None:
+    config = host(runtime=runtime, disk=disk, volumes=("/data", "/workspace"))
+    total = 0
+    for path, options in config["Tmpfs"].items():
+        given = dict(option.partition("=")[::2] for option in options.split(","))
+        assert int(given["nr_inodes"]) > 0
+        total += int(given["size"]) if path != "/dev/shm" else 0  # that is the programs' own
+    own = 64 * MIB if runtime.gvisor else 0
+    assert config["Memory"] == config["MemorySwap"] == 512 * MIB + total + own
+    assert "/data" in config["Tmpfs"]
+
+
+def test_what_is_on_a_disk_is_bound_and_not_in_memory() -> None:
+    config = host(disk=ON_DISK)
+    assert set(config["Tmpfs"]) <= {"/dev/shm"}
+    assert {mount["Source"]: mount["Target"] for mount in config["Mounts"]} == ON_DISK
+    assert "data" not in told(disk=ON_DISK)["rlimits"]
+    assert told()["rlimits"]["data"] == 512 * MIB
+
+
+def test_processes_are_counted_by_the_cgroup_and_in_gvisor_by_its_kernel() -> None:
+    assert host()["PidsLimit"] == 100 + plan.AGENT_TASKS
+    assert "nproc" not in told()["rlimits"]  # boxes share the uid on the host
+    assert host(runtime=RUNSC)["PidsLimit"] >= 1024
+    assert told(runtime=RUNSC)["rlimits"]["nproc"] == 99
+
+
+def test_what_the_engine_cannot_limit_is_not_asked_for() -> None:
+    bare = replace(FACTS, limits=frozenset())
+    config = plan.container(PARTS, bare)["HostConfig"]
+    assert not {"Memory", "MemorySwap", "CpuQuota", "PidsLimit"} & set(config)
+
+
+def test_the_containers_filter_is_the_programs_and_what_the_agent_needs() -> None:
+    wider = hardening.for_agent(PARTS.profile)
+    allowed = [entry for entry in wider["syscalls"] if "sched_setaffinity" in entry["names"]]
+    assert [entry["action"] for entry in allowed] == ["SCMP_ACT_ALLOW"]
+    assert wider["defaultAction"] == PARTS.profile["defaultAction"]
+    before = {name for entry in PARTS.profile["syscalls"] for name in entry["names"]}
+    assert {name for entry in wider["syscalls"] for name in entry["names"]} == before
+    assert "no-new-privileges" in host()["SecurityOpt"]
+
+
+def test_nothing_of_the_image_or_the_server_runs_or_is_passed_on() -> None:
+    body = made()
+    assert body["User"] == "0:0" and body["Cmd"] == ["container"]
+    assert body["Healthcheck"] == {"Test": ["NONE"]}
+    assert len(body["Env"]) == 1
+    assert body["HostConfig"]["NetworkMode"] == "none" and body["NetworkDisabled"]
+    assert body["HostConfig"]["LogConfig"]["Type"] == "none"
+    assert body["HostConfig"]["RestartPolicy"] == {"Name": "no"}
