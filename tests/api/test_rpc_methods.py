@@ -350,8 +350,9 @@ async def test_notifications_have_an_effect_and_no_answer(api: Api, box: str) ->
 
 
 def test_every_method_has_a_test_here(api_params: dict[str, list[str]]) -> None:
-    text = Path(__file__).read_text()
-    used = set(re.findall(r'rpc\(\s*"(\w+)"|"(sandbox\.\w+)"', text))
+    here = Path(__file__)
+    text = here.read_text() + here.with_name("test_templates.py").read_text()
+    used = set(re.findall(r'rpc\(\s*"(\w+)"|"(sandbox\.\w+|template\.v1\.\w+)"', text))
     names = {a or b for a, b in used} | {"writeFile", "get", "delete", "metrics", "keepAlive"}
     missing = [m for m in sorted(api_params) if m.removeprefix("sandbox.v1.") not in names]
     assert missing == ["sandbox.v1.resize"]  # in test_terminal.py
