@@ -151,7 +151,7 @@ async def test_a_locked_database_is_unavailable_soon_and_the_loop_goes_on(
         await store.save(record("a"))
     assert time.monotonic() - began < 2.0
     watcher.cancel()
-    assert worst < 0.1
+    assert worst < 0.25  # a loop that waited for the lock would have stood still for 0.3
     other.execute("ROLLBACK")
     other.close()
     await store.save(record("a"))
