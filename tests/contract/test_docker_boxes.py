@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,21 @@ async def test_gvisor_is_chosen_per_box_and_measured_from_outside(
     assert after.cpu_ms > before.cpu_ms
     assert before.memory_bytes is not None and after.memory_bytes is not None
     assert after.memory_bytes > before.memory_bytes + 40_000_000
+
+
+async def test_a_share_of_cpu_holds_under_gvisor_as_the_host_counts_it(
+    provider: DockerProvider, images: Images, gvisor: str
+) -> None:
+    limits = Limits(disk=16 * MIB, cpus=0.25)
+    spec = SandboxSpec(Template("test", image=images.alpine), limits, runtime=gvisor)
+    subject = Subject(await provider.launch(SandboxId("a"), spec))
+    assert isinstance(subject.box, Measured)
+    async with await subject.start_sh("while :; do :; done", timeout=30):
+        before, began = await subject.box.measure(await subject.link.usage()), time.monotonic()
+        await asyncio.sleep(2.0)  # what it measures is a span of time
+        after, lasted = await subject.box.measure(await subject.link.usage()), time.monotonic()
+    assert before.cpu_ms is not None and after.cpu_ms is not None
+    assert after.cpu_ms - before.cpu_ms < (lasted - began) * 1000 * 0.4
 
 
 async def test_a_gvisor_without_sockets_is_reached_through_the_engine(
