@@ -780,7 +780,7 @@ def test_pairs_and_ones_own_priority_work_without_namespaces() -> None:
     calls = [
         (NR["socketpair"], AF_UNIX, STREAM | 0o2000000, 0, Room(8)),
         (NR["socketpair"], AF_UNIX, SEQPACKET, 0, Room(8)),
-        (NR["setpriority"], 0, 0, 5),
+        (NR["setpriority"], 0, 0, 19),
         (NR["prlimit64"], 0, 7, 0, Room(16)),
     ]
     assert attempt(seccomp.compile_profile(LANDLOCK), *calls) == [0, 0, 0, 0]
