@@ -194,6 +194,20 @@ static bool watch(const struct channel *c, struct pollfd *p, int *timeout) {
     return true;
 }
 
+/* One at a time: an engine that was killed has not ended the stdin of the relay it had started, and knows it no more when it is
+ * back. To own the file and to be the same user is all that this takes. */
+static void take_over(void) {
+    char path[sizeof agent.sun_path + sizeof ".relay"];
+    struct flock ours = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    snprintf(path, sizeof path, "%s.relay", agent.sun_path);
+    int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600); /* never closed: the lock lasts as long as we do */
+    for (double end = now_ms() + 1000; fd >= 0 && fcntl(fd, F_SETLK, &ours) && now_ms() < end;) {
+        struct flock theirs = ours;
+        if (!fcntl(fd, F_GETLK, &theirs) && theirs.l_type != F_UNLCK && theirs.l_pid > 1) kill(theirs.l_pid, SIGKILL);
+        poll(NULL, 0, 1);
+    }
+}
+
 int relay_main(char **argv) {
     static struct pollfd p[MAX_CHANNELS + 2];
     static struct channel *who[MAX_CHANNELS];
@@ -209,6 +223,7 @@ int relay_main(char **argv) {
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
+    take_over();
     set_nonblocking(STDOUT_FILENO, true);
     say(channels, R_HELLO, RELAY_VERSION);
     for (unsigned first = 0;; first++) {

@@ -489,6 +489,18 @@ async def test_its_arguments_and_memory_are_nobodys_business(
         assert set(held) == {"0" * 16}
 
 
+async def test_a_relay_ends_the_one_before(agent: Path, path: Path) -> None:
+    """Whose stdin nobody ends when its engine is killed."""
+    async with serving(path), relayed(agent, path) as (_, first):
+        for _ in range(2):
+            async with relayed(agent, path) as (mux, relay):
+                assert await asyncio.wait_for(first.process.wait(), 10) == -signal.SIGKILL
+                stream = await mux.open()
+                await stream.send(b"echo")
+                assert await stream.receive() == b"echo"
+                assert relay.process.returncode is None
+
+
 @pytest.fixture
 async def launch(run_dir: Path, agent_binary: Path) -> AsyncIterator[Launcher]:
     settings = LocalSettings(run_dir / "data", run_dir, agent_binary)
