@@ -8,10 +8,13 @@ from typing import Any
 from tests.support.engine import Engine, EngineError
 from tests.support.images import Images
 
-# What a runtime says that cannot make a container.
+# A runtime that cannot make a container, and says why as they do: in the file named by --log.
 BROKEN = """\
 #!/bin/sh
-echo "the moon is in the wrong quarter" >&2
+while [ $# -gt 0 ]; do
+    [ "$1" = --log ] && echo '{"level": "error", "msg": "the moon is in the wrong quarter"}' > "$2"
+    shift
+done
 exit 1
 """
 

@@ -40,6 +40,7 @@ SLOW = 30.0  # for what starts or ends processes
 PULL_SILENCE = 120.0  # seconds without a line of progress
 _KEPT = 3.0  # seconds for which a connection is kept for the next call
 _NO_ANSWER = 900  # aiodocker's own number for "cannot connect"
+_LOG = "the Engine's own log says more (journalctl -u docker)"
 
 
 class Engine:
@@ -81,7 +82,10 @@ class Engine:
         return str(made["Id"])
 
     async def start(self, name: str) -> None:
-        await self._json("start", "POST", f"containers/{name}/start", within=SLOW)
+        try:
+            await self._json("start", "POST", f"containers/{name}/start", within=SLOW)
+        except InvalidError as exc:  # what the Engine makes of a runtime that failed
+            raise UnavailableError(exc.message, hint=_LOG) from exc
 
     async def remove(self, name: str) -> None:
         """Kills and removes it, with its own volumes. Returns when it is gone."""
@@ -357,4 +361,4 @@ def _translated(what: str, address: Address, status: int, message: str) -> Capsu
             return InvalidError(text)
         case 401 | 403:
             return UnavailableError(text, hint="let the server's user talk to the Engine")
-    return UnavailableError(text, hint="the Engine's own log says more (journalctl -u docker)")
+    return UnavailableError(text, hint=_LOG)

@@ -44,6 +44,7 @@ from capsule.providers.docker.box import (
 )
 from capsule.providers.docker.disks import Disks, NoDiskError
 from capsule.providers.docker.engine import Engine
+from capsule.providers.docker.forgotten import end_forgotten
 from capsule.providers.docker.plan import LABEL_BOX, LABEL_CREATED, LABEL_ID, LABEL_OWNER
 from capsule.providers.docker.probe import Facts, Runtime
 from capsule.providers.docker.relays import Relays
@@ -195,7 +196,7 @@ class DockerProvider(Provider):
         except BaseException as exc:
             if not isinstance(exc, ConflictError):  # then it is somebody else's
                 what = f"launch of {order.id}"
-                await finish(self._remove(order.id), what, budget=UNDO_BUDGET)
+                await finish(self._undo(order.id), what, budget=UNDO_BUDGET)
             raise
 
     async def _bring_up(
@@ -292,7 +293,16 @@ class DockerProvider(Provider):
                 yield Handle(self.name, SandboxId(name), {})
 
     async def discard(self, handle: Handle) -> None:
-        await self._remove(_safe(handle.sandbox_id))
+        await self._undo(_safe(handle.sandbox_id))
+
+    async def _undo(self, sandbox_id: str) -> None:
+        """As `_remove`, for what was perhaps being made when the Engine was killed."""
+        engine = await self._reach()
+        found = await engine.inspect(self._name(sandbox_id))
+        unstarted = found is not None and found["State"].get("Status") == "created"
+        if found is not None and unstarted and engine.address.socket is not None:
+            await asyncio.to_thread(end_forgotten, str(found["Id"]))
+        await self._remove(sandbox_id)
 
     async def _remove(self, sandbox_id: str) -> None:
         """The folder last: until then it is what `owned` finds."""

@@ -1,0 +1,227 @@
+"""dockerd is killed, started again, or not there; its images go away; its runtime fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.faults.calls import attempt, create, delete, execute, finished, start, state
+from tests.faults.containers import TRANSPORTS, containers, unstarted
+from tests.faults.daemon import Daemon
+from tests.faults.machine import checked
+from tests.faults.nursery import Nursery
+from tests.support import eventually
+from tests.support.images import PREFIX
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
+
+COUNTING = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.05; done"
+
+
+async def refused(call: Awaitable[httpx.Response]) -> dict[str, Any]:
+    """At once and with a word on what to do: the error."""
+    began = time.monotonic()
+    answer = await call
+    assert time.monotonic() - began < 5.0, answer.text
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable"), answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert error["hint"]
+    return error
+
+
+def make(http: httpx.AsyncClient, **body: Any) -> Awaitable[httpx.Response]:
+    return http.post("/v1/sandboxes", json={"template": "shell", "provider": "docker", **body})
+
+
+async def counted(http: httpx.AsyncClient, id: str, exec_id: str) -> int:
+    """How far the program has come. Not a number is missing, none comes twice."""
+    told = await finished(http, id, exec_id)
+    whole = told["stdout"].rpartition("\n")[0].split()
+    assert [int(n) for n in whole] == list(range(1, len(whole) + 1))
+    return len(whole)
+
+
+async def goes_on(http: httpx.AsyncClient, id: str, exec_id: str) -> None:
+    before = await counted(http, id, exec_id)
+
+    async def further() -> bool:
+        return await counted(http, id, exec_id) > before
+
+    await eventually(further, what="the program goes on")
+
+
+@pytest.mark.parametrize("live_restore", [True, False], ids=["live-restore", "plain"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_daemon_killed_while_programs_run(
+    own_nursery: Nursery, docker: Daemon, transport: str, live_restore: bool
+) -> None:
+    if live_restore:
+        docker.restart(live_restore=True, how="kill")
+    async with (
+        containers(own_nursery, docker, DOCKER_TRANSPORT=transport) as host,
+        host.http() as http,
+    ):
+        calls = (create(http, template="shell") for _ in range(3))
+        kept, ended, busy = await asyncio.gather(*calls)
+        counting = await start(http, kept, COUNTING)
+        waiting = asyncio.create_task(attempt(http, busy, "touch begun; sleep 3; echo done"))
+        await eventually(lambda: counted(http, kept, counting), what="it counts")
+        await eventually(lambda: begun(http, busy), what="it has begun")
+        docker.kill()
+
+        error = await refused(make(http))
+        assert "does not answer" in error["message"] and "start it" in error["hint"]
+        await refused(http.delete(f"/v1/sandboxes/{ended}"))
+        if transport == "engine":
+            assert "does not answer" in (await refused(attempt(http, kept, "true")))["message"]
+            assert "does not answer" in (await refused(answer_of(waiting)))["message"]
+        else:
+            assert (await execute(http, kept, "echo fine"))["stdout"] == "fine\n"
+            assert (await waiting).json()["stdout"] == "done\n"
+        assert await host.health() == 200
+
+        docker.start(live_restore=live_restore)
+        await host.agree(within=20.0)
+        states = await host.listed()
+        assert ended not in states, "the delete was carried out in the end"
+        if live_restore:
+            assert states == {kept: "running", busy: "running"}
+            await goes_on(http, kept, counting)
+            assert len(host.relays(kept)) == (transport == "engine"), "the old one has ended"
+        else:
+            assert states == {kept: "failed", busy: "failed"}
+            assert (await state(http, kept))["reason"]
+            assert (await attempt(http, kept, "true")).status_code == 410
+        assert await delete(http, await create(http, template="shell")) == 200
+
+
+async def begun(http: httpx.AsyncClient, id: str) -> bool:
+    return bool((await execute(http, id, "test -e begun"))["exit_code"] == 0)
+
+
+async def answer_of(task: asyncio.Task[httpx.Response]) -> httpx.Response:
+    return await task
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_daemon_killed_during_creates_and_deletes(
+    own_nursery: Nursery, docker: Daemon, transport: str
+) -> None:
+    """At five moments; what was being made or removed is there or gone when it is back."""
+    async with (
+        containers(own_nursery, docker, DOCKER_TRANSPORT=transport) as host,
+        host.http() as http,
+    ):
+        began = time.monotonic()
+        assert await delete(http, await create(http, template="shell")) == 200
+        duration = time.monotonic() - began
+        for part in range(5):
+            leaving = await create(http, template="shell")
+            calls = [
+                asyncio.create_task(answer_to(make(http))),
+                asyncio.create_task(answer_to(make(http))),
+                asyncio.create_task(answer_to(http.delete(f"/v1/sandboxes/{leaving}"))),
+            ]
+            await asyncio.wait(calls, timeout=duration * part / 5)
+            docker.kill()
+            answers = [await call for call in calls]
+            assert {answer.status_code for answer in answers} <= {200, 201, 503}, answers
+            docker.start()
+            await host.agree(within=20.0)
+            await host.delete_all()
+        assert docker.api.containers() == []
+
+
+async def answer_to(call: Awaitable[httpx.Response]) -> httpx.Response:
+    return await call
+
+
+async def test_a_server_whose_daemon_is_down_says_so_and_does_not_start(
+    own_nursery: Nursery, docker: Daemon
+) -> None:
+    async with unstarted(own_nursery, docker) as host:
+        docker.kill()
+        host.spawn()
+        assert await host.ended() != 0
+        assert f"the Docker Engine does not answer at {docker.url}" in host.log()
+        assert "systemctl start docker" in host.log()
+        assert "Traceback" not in host.log()
+
+
+@pytest.mark.parametrize("live_restore", [True, False], ids=["live-restore", "plain"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_server_starts_without_the_daemon_of_some_sandboxes(
+    own_nursery: Nursery, docker: Daemon, transport: str, live_restore: bool
+) -> None:
+    """They are out of reach, and taken up when it is back; the others can be used at once."""
+    if live_restore:
+        docker.restart(live_restore=True, how="kill")
+    async with (
+        containers(own_nursery, docker, DOCKER_TRANSPORT=transport, PROVIDER="local") as host,
+        host.http() as http,
+    ):
+        local = await create(http)
+        id = await create(http, template="shell", provider="docker")
+        counting = await start(http, id, COUNTING)
+        await host.kill()
+        docker.kill()
+        began = time.monotonic()
+        await host.start()
+        assert time.monotonic() - began < 10.0
+        assert (await execute(http, local, "echo fine"))["stdout"] == "fine\n"
+        assert "does not answer" in (await refused(make(http)))["message"]
+        await refused(attempt(http, id, "true"))
+        docker.start(live_restore=live_restore)
+
+        async def settled() -> str | None:
+            answer = await attempt(http, id, "true")
+            found = {200: "usable", 410: "gone"}
+            return found.get(answer.status_code)
+
+        told = await eventually(settled, what="it is usable, or known to be gone")
+        assert told == ("usable" if live_restore else "gone")
+        if live_restore:
+            await goes_on(http, id, counting)
+        await host.agree()
+
+
+async def test_images_that_go_while_they_are_used_or_wanted(
+    own_nursery: Nursery, docker: Daemon
+) -> None:
+    api, name = docker.api, f"{PREFIX}alpine"
+    async with unstarted(own_nursery, docker) as host:
+        api.call("POST", f"/images/{name}/tag", repo="going", tag="1")
+        host.template("going", "going:1")
+        async with checked(host), host.http() as http:
+            used = await create(http, template="going")
+            api.call("DELETE", "/images/going:1", force=1)
+            assert (await execute(http, used, "echo fine"))["stdout"] == "fine\n"
+            for _ in range(2):  # what was known of it is forgotten by the first
+                answer = await make(http, template="going")
+                error = answer.json()["error"]
+                assert (answer.status_code, error["code"]) == (404, "not_found")
+                assert "going:1" in error["message"] and "docker pull" in error["hint"]
+            await host.agree()
+            api.call("POST", f"/images/{name}/tag", repo="going", tag="1")
+            assert await delete(http, await create(http, template="going")) == 200
+        api.call("DELETE", "/images/going:1", force=1)
+
+
+async def test_a_start_that_fails_30_times_leaves_nothing(
+    own_nursery: Nursery, docker: Daemon
+) -> None:
+    async with containers(own_nursery, docker) as host, host.http() as http:
+        for _ in range(10):
+            answers = await asyncio.gather(*(make(http, runtime="broken") for _ in range(3)))
+            for answer in answers:
+                assert answer.status_code == 503, answer.text
+                assert "the moon is in the wrong quarter" in answer.json()["error"]["message"]
+        assert docker.api.containers() == []
+        seen = await host.agree()
+        assert seen.rows == {}
+        assert await delete(http, await create(http, template="shell")) == 200
