@@ -32,6 +32,7 @@ SOONER = {
     "capsule.providers.docker.engine:_KEPT": 0.2,
 }
 TEMPLATE = """\
+override: true
 image: {image}
 languages:
   sh: {{file: "{{id}}.sh", command: [sh, "{{file}}"]}}
