@@ -18,6 +18,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from capsule.errors import InvalidError
+from capsule.host_errors import host_error
 from capsule.model import Language, Template
 from capsule.template_file import (
     CARRY_KINDS,
@@ -175,9 +176,7 @@ class Catalog(Mapping[str, Template]):
         except FileNotFoundError:
             return found  # nothing was made yet, or a file went while we looked: look again soon
         except OSError as error:
-            raise InvalidError(
-                f"cannot read the templates in {self._folder}: {error.strerror}"
-            ) from error
+            raise host_error(f"cannot read the templates in {self._folder}", error) from error
         return found
 
 

@@ -19,6 +19,7 @@ import yaml
 
 from capsule.config import check_limit
 from capsule.errors import ConflictError, InvalidError
+from capsule.host_errors import host_error, is_scarce
 from capsule.model import Language, Limits, Template
 from capsule.settings import about, brief, check, unknown
 
@@ -137,6 +138,8 @@ def read_document(file: Path | Traversable) -> Document:
             raise InvalidError(f"template {file}: larger than {_MAX_FILE} bytes")
         content = yaml.load(data.decode("utf-8"), _Loader)
     except OSError as error:
+        if is_scarce(error):
+            raise host_error(f"cannot read the template {file}", error) from error
         raise InvalidError(f"cannot read the template {file}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         detail = " ".join(str(error).split())[:200]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -25,15 +25,20 @@ MEMORY_CGROUPS = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]  # vers
 LIMITS = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max"]
 
 
-async def crowd(port: int, size: int) -> list[asyncio.StreamWriter]:
+@asynccontextmanager
+async def crowd(port: int, size: int) -> AsyncIterator[None]:
     """Connections that say nothing."""
-    made = []
-    for _ in range(size):
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(2):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            made.append(writer)
-    return made
+    made: list[asyncio.StreamWriter] = []
+    try:
+        for _ in range(size):
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(2):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                made.append(writer)
+        yield
+    finally:
+        for writer in made:
+            writer.close()
 
 
 async def status_of(call: asyncio.Task[httpx.Response]) -> int:
@@ -49,17 +54,15 @@ async def test_a_server_with_256_descriptors(own_nursery: Nursery) -> None:
         async with checked(host):
             async with host.http() as http:
                 ids = [await create(http) for _ in range(3)]
-                idle = await crowd(host.port, 300)
-                assert host.descriptors() >= 240, "it has none left"
-                calls = [asyncio.create_task(attempt(http, ids[0], "true")) for _ in range(60)]
-                calls += [
-                    asyncio.create_task(http.post("/v1/sandboxes", json={"template": "bash"}))
-                    for _ in range(20)
-                ]
-                seen = Counter([await status_of(call) for call in calls])
+                async with crowd(host.port, 300):
+                    await eventually(lambda: host.descriptors() >= 240, what="it has none left")
+                    calls = [asyncio.create_task(attempt(http, ids[0], "true")) for _ in range(60)]
+                    calls += [
+                        asyncio.create_task(http.post("/v1/sandboxes", json={"template": "bash"}))
+                        for _ in range(20)
+                    ]
+                    seen = Counter([await status_of(call) for call in calls])
                 assert set(seen) <= {0, 200, 201, *BUSY}, seen
-                for writer in idle:
-                    writer.close()
                 await eventually(lambda: answers(host), what="it answers again")
                 for id in ids:
                     assert (await execute(http, id, "echo fine"))["stdout"] == "fine\n"

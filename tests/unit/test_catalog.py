@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 import subprocess
 from dataclasses import replace
@@ -22,9 +24,10 @@ from capsule.catalog import (
     write_template,
     written_folder,
 )
-from capsule.errors import ConflictError, InvalidError
+from capsule.errors import CapacityError, ConflictError, InvalidError
 from capsule.model import GIB, MIB, Language, Limits, Template
 from capsule.providers.local.seccomp import load_profile
+from capsule.template_file import read_document
 
 BUILT_IN = ("bash", "datascience", "go", "node", "python")
 LANGUAGE = {"file": "{id}.x", "command": ["x", "{file}"]}
@@ -422,6 +425,24 @@ def test_two_changes_at_once_are_both_seen(tmp_path: Path) -> None:
         assert catalog.stale()
         catalog.refresh()
         assert f"t{i}" in catalog
+
+
+def test_a_host_that_has_nothing_left_says_nothing_about_a_template(tmp_path: Path) -> None:
+    catalog, other = load_catalog(data_dir=tmp_path), load_catalog(data_dir=tmp_path)
+    file = other.add(replace(other["bash"], name="mine"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        with pytest.raises(CapacityError, match="Too many open files"):
+            catalog.refresh()
+        with pytest.raises(CapacityError, match="Too many open files"):
+            read_document(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    catalog.refresh()
+    assert "mine" in catalog
 
 
 def test_a_file_that_becomes_wrong_counts_as_it_was(

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from capsule.errors import CapsuleError, ConflictError, NotFoundError, UnavailableError
+from capsule.host_errors import host_errors
 from capsule.link.link import AgentLink
 from capsule.model import (
     MIB,
@@ -34,7 +35,6 @@ from capsule.model import (
 )
 from capsule.providers.contract import Box
 from capsule.providers.local.cgroups import OURS, read_values
-from capsule.providers.local.host_errors import host_errors
 from capsule.providers.local.launcher import Launcher
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings

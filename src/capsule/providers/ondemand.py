@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from capsule.errors import UnavailableError
+from capsule.host_errors import host_errors
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec
 from capsule.providers.contract import Box, Capabilities, Provider
-from capsule.providers.local.host_errors import host_errors
 
 
 class OnDemand(Provider):

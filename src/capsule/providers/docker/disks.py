@@ -17,11 +17,11 @@ import subprocess
 from pathlib import Path
 
 from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
+from capsule.host_errors import host_error
 from capsule.model import WORKSPACE, Limits
 from capsule.providers.docker import hardening
 from capsule.providers.docker.probe import Facts
 from capsule.providers.local import disk as local
-from capsule.providers.local.host_errors import host_error
 
 MOUNT_WITHIN = 20.0
 BY_SOCKET_ONLY = "only boxes that are reached by their sockets have one"

@@ -27,6 +27,7 @@ from capsule.errors import (
     NotFoundError,
     UnavailableError,
 )
+from capsule.host_errors import host_errors
 from capsule.model import MIB, Template
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.docker import address, leftovers
@@ -39,7 +40,6 @@ from capsule.providers.docker.settings import DEFAULT_IMAGE
 from capsule.providers.docker_archive import END, config_name, entry, manifest
 from capsule.providers.images import Image, Images, Look, Progress, Recipe
 from capsule.providers.local.archive import Archive, opened
-from capsule.providers.local.host_errors import host_errors
 from capsule.providers.local.manifests import Contents, read_contents
 from capsule.providers.local.unpack import Caps
 

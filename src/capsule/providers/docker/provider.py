@@ -29,6 +29,7 @@ from capsule.errors import (
     NotSupportedError,
     UnavailableError,
 )
+from capsule.host_errors import host_errors
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import Box, Capabilities, Finding, Provider
@@ -53,7 +54,6 @@ from capsule.providers.docker.supply import Found, Supply
 from capsule.providers.docker.transport import Folders
 from capsule.providers.local import seccomp
 from capsule.providers.local.cores import Cores
-from capsule.providers.local.host_errors import host_errors
 from capsule.providers.local.views import visible_cpus
 
 log = structlog.get_logger(__name__)

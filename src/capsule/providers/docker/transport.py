@@ -18,12 +18,12 @@ import shutil
 from pathlib import Path
 
 from capsule.errors import ConflictError
+from capsule.host_errors import host_error
 from capsule.link.unix import connect_unix
 from capsule.providers.contract import ByteStream
 from capsule.providers.docker import agent_volume
 from capsule.providers.docker.plan import Mounted, bind
 from capsule.providers.docker.probe import Facts, Runtime
-from capsule.providers.local.host_errors import host_error
 
 INSIDE = "/.capsule"
 AGENT_INSIDE = f"{agent_volume.FOLDER}/{agent_volume.FILE}"

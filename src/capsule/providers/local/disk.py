@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from capsule.errors import InvalidError, UnavailableError
+from capsule.host_errors import host_error
 from capsule.model import MIB, Isolation, Limits
-from capsule.providers.local.host_errors import host_error
 from capsule.providers.local.programs import SYSTEM_PATH
 
 DIRS: tuple[tuple[str, int], ...] = (("workspace", 0o755), ("tmp", 0o1777), ("var-tmp", 0o1777))

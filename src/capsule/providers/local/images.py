@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from capsule.errors import ConflictError, InternalError, NotFoundError
+from capsule.host_errors import host_error
 from capsule.providers.local.archive import Archive, Layer, opened
-from capsule.providers.local.host_errors import host_error
 from capsule.providers.local.image_store import (
     Amount,
     Image,

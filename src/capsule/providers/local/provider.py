@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import structlog
 
 from capsule.errors import CapsuleError, NotSupportedError, UnavailableError
+from capsule.host_errors import host_errors
 from capsule.link.unix import NobodyListensError, connect_unix
 from capsule.model import Handle, Isolation, Limits, SandboxId, SandboxSpec, Template, Unenforced
 from capsule.providers.cleanup import finish, to_the_end
@@ -26,7 +27,6 @@ from capsule.providers.contract import Box, ByteStream, Capabilities, Provider
 from capsule.providers.local import plan, probe, records, seccomp
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
-from capsule.providers.local.host_errors import host_errors
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
 from capsule.providers.local.probe import Facts
 from capsule.providers.local.roots import Roots

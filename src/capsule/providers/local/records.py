@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule.errors import ConflictError
-from capsule.providers.local.host_errors import host_error
+from capsule.host_errors import host_error
 
 FILE = "box.json"
 SOCKET = "agent.sock"

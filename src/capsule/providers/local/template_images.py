@@ -9,12 +9,12 @@ from typing import BinaryIO, ClassVar
 
 from capsule.config import Config
 from capsule.errors import NotFoundError
+from capsule.host_errors import host_errors
 from capsule.model import Template
 from capsule.providers.cleanup import to_the_end
 from capsule.providers.images import Image, Images, Look
 from capsule.providers.local import image_store, images
 from capsule.providers.local.export import export_image
-from capsule.providers.local.host_errors import host_errors
 from capsule.providers.local.programs import SYSTEM_PATH
 
 

@@ -16,9 +16,14 @@ def host_error(what: str, error: OSError) -> CapsuleError:
     why = f"{what}: {error.strerror or error}"
     if error.errno in _FULL:
         return NoSpaceError(why, hint="free some space below data_dir and run_dir")
-    if error.errno in _SCARCE:
+    if is_scarce(error):
         return CapacityError(why, hint="the host is at a limit; delete sandboxes")
     return UnavailableError(f"{why}: {error.filename}" if error.filename else why)
+
+
+def is_scarce(error: OSError) -> bool:
+    """Whether it says that the host has nothing left just now, and nothing about what was asked."""
+    return error.errno in _SCARCE
 
 
 @contextmanager
