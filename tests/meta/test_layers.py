@@ -20,6 +20,7 @@ HEIGHT = {
     "model": 0,
     "agentbin": 1,
     "catalog": 1,
+    "host_errors": 0,
     "settings": 0,
     "template_file": 1,
     "config": 1,

@@ -48,13 +48,23 @@ def execute(args: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read our output has left; Python must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has left
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # the root: whatever it is becomes words and an exit code
+        if isinstance(error, OSError):
+            _drop_output()  # it may be what could not be written
         return _explain(error, args)
+
+
+def _drop_output() -> None:
+    """What cannot be written must not be tried once more at exit, where it becomes a code of
+    Python's own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(error: Exception, args: list[str]) -> int:
