@@ -130,7 +130,7 @@ bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
 
 /* confine.c: what every program and file worker goes through before it may act */
 bool confine(struct fault *f, bool filter); /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order */
-bool enter_cgroups(struct fault *f);        /* once; children are in them as well */
+bool confine_ahead(struct fault *f);        /* as much of it as whoever forks may have, for all its children */
 bool confine_keeper(struct fault *f);
 bool landlock_apply(struct fault *f);
 bool drop_capabilities(uint64_t keep);

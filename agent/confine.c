@@ -81,7 +81,7 @@ bool landlock_apply(struct fault *f) {
     return enforce(ruleset, f);
 }
 
-bool enter_cgroups(struct fault *f) {
+static bool enter_cgroups(struct fault *f) {
     static bool inside;
     for (int i = 0; !inside && i < box.ncgroups; i++)
         if (write(box.cgroup_fds[i], "0", 1) < 0) return fault_set(f, errno, "enter cgroup");
@@ -99,23 +99,37 @@ static bool limit(int resource, const char *name, struct fault *f) {
 }
 
 static bool set_limits(struct fault *f) {
+    static bool set_already;
     cpu_set_t set;
     int n = 0;
+    if (set_already) return true;
     CPU_ZERO(&set);
     const struct json *cpus = json_get(box.spec, "cpus");
     for (const struct json *c = cpus ? cpus->child : NULL; c; c = c->next, n++)
         if (c->num >= 0 && c->num < CPU_SETSIZE) CPU_SET((size_t)c->num, &set);
     if (n && sched_setaffinity(0, sizeof set, &set)) return fault_set(f, errno, "cpu affinity");
-    return limit(RLIMIT_NOFILE, "nofile", f) && limit(RLIMIT_CORE, "core", f) && limit(RLIMIT_FSIZE, "fsize", f) &&
+    return set_already = limit(RLIMIT_NOFILE, "nofile", f) && limit(RLIMIT_CORE, "core", f) && limit(RLIMIT_FSIZE, "fsize", f) &&
            limit(RLIMIT_DATA, "data", f) && limit(RLIMIT_SIGPENDING, "sigpending", f) && limit(RLIMIT_MSGQUEUE, "msgqueue", f) &&
            limit(RLIMIT_MEMLOCK, "memlock", f);
+}
+
+/* What a capability could come back from at execve. To look first is cheap; each drop makes new credentials. */
+static void empty_bounding_set(void) {
+    for (int cap = 0, held; (held = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++) /* beyond the last: EINVAL */
+        if (held) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
+}
+
+bool confine_ahead(struct fault *f) {
+    if (!enter_cgroups(f) || !set_limits(f)) return false;
+    empty_bounding_set();
+    return true;
 }
 
 bool drop_capabilities(uint64_t keep) {
     struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct d[2] = {{0}};
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-    for (int cap = 0; !prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); cap++) {} /* beyond the last: EINVAL */
+    empty_bounding_set();
     if (syscall(SYS_capget, &h, d)) return false;
     for (int i = 0; i < 2; i++) {
         d[i].effective = d[i].permitted &= (uint32_t)(keep >> 32 * i);

@@ -22,7 +22,7 @@ static void __attribute__((noreturn)) forker_main(int fd) {
     struct fault f;
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    if (!enter_cgroups(&f)) _exit(1); /* what is ordered meanwhile waits in the socket */
+    if (!confine_ahead(&f)) _exit(1); /* what is ordered meanwhile waits in the socket */
     for (;;) {
         int fds[FD_ROLES], nfds = FD_ROLES;
         if (recv_fds(fd, &m, sizeof m, fds, &nfds) != sizeof m) _exit(0);
