@@ -115,15 +115,12 @@ static bool set_limits(struct fault *f) {
 
 /* What a capability could come back from at execve. To look first is cheap; each drop makes new credentials. */
 static void empty_bounding_set(void) {
-    for (int cap = 0, held; (held = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++) /* beyond the last: EINVAL */
+    static bool empty;
+    for (int cap = 0, held; !empty && (held = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++) /* beyond the last: EINVAL */
         if (held) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
+    empty = true;
 }
 
-bool confine_ahead(struct fault *f) {
-    if (!enter_cgroups(f) || !set_limits(f)) return false;
-    empty_bounding_set();
-    return true;
-}
 
 bool drop_capabilities(uint64_t keep) {
     struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -159,6 +156,16 @@ static bool load_filter(const struct sock_filter *filter, size_t n, struct fault
     return !syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &p) || fault_set(f, errno, "seccomp");
 }
 
+static bool load_own_filter(struct fault *f) {
+    return load_filter((const struct sock_filter *)box.filter->p, box.filter->n / sizeof(struct sock_filter), f);
+}
+
+bool confine_ahead(struct fault *f) {
+    if (!enter_cgroups(f) || !set_limits(f)) return false;
+    empty_bounding_set();
+    return !box.filter_ahead || load_own_filter(f);
+}
+
 bool confine(struct fault *f, bool filter) {
     sigset_t none;
     umask(022);
@@ -166,7 +173,7 @@ bool confine(struct fault *f, bool filter) {
     if (!box.namespaces && !landlock_apply(f)) return false; /* with namespaces, pid 1 did it for all */
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    return !filter || load_filter((const struct sock_filter *)box.filter->p, box.filter->n / sizeof(struct sock_filter), f);
+    return !filter || box.filter_ahead || load_own_filter(f);
 }
 
 /* No program, no network, nobody's memory: whatever else a keeper might be made to do. */

@@ -461,7 +461,6 @@ void file_main(int request_fd, int conn_fd) {
     set_nonblocking(conn, false);
     setsockopt(conn, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     setsockopt(conn, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    for (int s = 1; s < NSIG; s++) signal(s, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is EFBIG, not our death */
     struct json *r = json_read(request_fd);

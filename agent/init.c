@@ -321,6 +321,7 @@ static bool enter(int *disk_fd, struct fault *f) {
     sweep_open(proc_fd);
     if (proc_fd >= 0) limit_namespace(proc_fd);
     if (box.namespaces && !landlock_apply(f)) return false;
+    if (box.container && !confine_ahead(f)) return false;
     return sweep_works() || fault_set(f, EACCES, "see processes");
 }
 
@@ -336,6 +337,7 @@ void init_main(int ctl_fd) {
 #endif
     births = mmap(NULL, (TASKS + WORKERS) * sizeof *births, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (births == MAP_FAILED) _exit(1);
+    for (int s = 1; s < NSIG; s++) signal(s, SIG_DFL); /* for programs, whatever was ignored by those who started us */
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     sigemptyset(&child);

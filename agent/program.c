@@ -126,7 +126,6 @@ void program_main(const int fds[FD_ROLES], int nfds) {
     char **argv = string_list(json_get(request, "argv"), &f), **envp = argv ? environment(json_get(request, "env"), &f) : NULL;
     if (!envp) fail(&f);
     if (!argv[0] || !*argv[0]) { fault_set(&f, EINVAL, "argv is empty"); fail(&f); }
-    for (int s = 1; s < NSIG; s++) signal(s, SIG_DFL);
     setsid();
     if (json_bool(request, "tty", false) && !open_terminal(request, stdio, &f)) fail(&f);
     for (int i = 0; i < 3; i++)

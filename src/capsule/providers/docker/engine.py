@@ -105,6 +105,10 @@ class Engine:
                 else:
                     return
 
+    async def wait(self, name: str, within: float) -> None:
+        """Returns when it has ended. Raises NotFoundError, UnavailableError."""
+        await self._json("wait", "POST", f"containers/{name}/wait", within=within)
+
     async def inspect(self, name: str) -> dict[str, Any] | None:
         try:
             found = await self._json("inspect", "GET", f"containers/{name}/json")
