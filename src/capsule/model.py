@@ -200,7 +200,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """All that `adopt` needs to find a box again. JSON, so it can be stored."""
+    """All that `adopt` needs to find a box again. JSON, so it can be stored.
+
+    `sandbox_id` is what the box was launched as. A sandbox may have taken it over since, or given
+    it up: whose it is, the service knows.
+    """
 
     provider: str
     sandbox_id: SandboxId

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,15 +27,17 @@ async def rows(folder: Path) -> dict[str, State]:
         await store.aclose()
 
 
-async def record_as(folder: Path, id: str, state: State) -> None:
-    """What a server that was killed in the middle of something left behind."""
-    from dataclasses import replace
-
+async def change_record(folder: Path, id: str, **fields: object) -> None:
     store = SqliteStore(folder / "d" / "capsule.db")
     await store.open()
     (record,) = [r for r in await store.load() if r.id == id]
-    await store.save(replace(record, state=state))
+    await store.save(replace(record, **fields))  # type: ignore[arg-type]
     await store.aclose()
+
+
+async def record_as(folder: Path, id: str, state: State) -> None:
+    """What a server that was killed in the middle of something left behind."""
+    await change_record(folder, id, state=state)
 
 
 async def test_running_sandboxes_are_adopted(tmp_path: Path) -> None:
@@ -50,6 +53,31 @@ async def test_running_sandboxes_are_adopted(tmp_path: Path) -> None:
         assert [item async for item in again] == []
         assert again.exit is not None
         assert again.exit.exit_code == 4
+
+
+async def test_a_record_from_before_boxes_had_ids_is_adopted(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+    await change_record(tmp_path, made.id, box_id=None)
+    async with bench(tmp_path, world=b.world) as b:
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+        await b.service.reaper.tidy()
+        await b.service.delete(made.id)
+    assert b.world.agents == {}
+
+
+async def test_a_box_with_another_id_than_its_sandbox_is_adopted(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+    b.world.add("other")
+    await change_record(tmp_path, made.id, box_id=SandboxId("other"))
+    async with bench(tmp_path, world=b.world) as b:
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+        assert list(b.world.agents) == ["other"]
+        await b.service.reaper.tidy()
+        assert list(b.world.agents) == ["other"]
+        await b.service.delete(made.id)
+    assert b.world.agents == {}
 
 
 @pytest.mark.parametrize("state", [State.CREATING, State.STOPPING])

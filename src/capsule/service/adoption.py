@@ -84,9 +84,8 @@ async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> bool:
             log.warning("cannot list boxes", provider=provider.name, reason=str(error))
             complete = False
             continue
-        orphans += [
-            handle for handle in owned if _nobodys(sandboxes.entries.get(handle.sandbox_id))
-        ]
+        held = sandboxes.by_box()  # after the listing: what was made meanwhile is somebody's
+        orphans += [handle for handle in owned if _nobodys(held.get(handle.sandbox_id))]
     await _each(orphans, lambda handle: _discard(parts, sandboxes, handle))
     return complete
 
@@ -99,10 +98,10 @@ async def _discard(parts: Parts, sandboxes: Sandboxes, handle: Handle) -> None:
     try:
         async with asyncio.timeout(BUDGET):
             await parts.providers[handle.provider].discard(handle)
-        log.warning("removed a box without a sandbox", sandbox=handle.sandbox_id)
+        log.warning("removed a box without a sandbox", box=handle.sandbox_id)
     except (CapsuleError, TimeoutError) as error:
         sandboxes.tidy_soon()
-        log.warning("box not removed yet", sandbox=handle.sandbox_id, reason=str(error))
+        log.warning("box not removed yet", box=handle.sandbox_id, reason=str(error))
 
 
 async def _each(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:

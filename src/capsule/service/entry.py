@@ -29,6 +29,8 @@ MOVES: Mapping[State, frozenset[State]] = {
     State.GONE: frozenset(),
 }
 
+_AS_ITSELF = SandboxId("")
+
 _ENV: Mapping[str, str] = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/workspace",
@@ -58,6 +60,7 @@ class Record:
     unenforced: tuple[Unenforced, ...] = ()
     key: str | None = None
     reason: str = ""
+    box_id: SandboxId | None = None  # None: the sandbox's own
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +85,7 @@ class Entry:
     progressed: Callable[[], None] | None = None  # told of progress, by whoever waits
     state: State = State.CREATING
     reason: str = ""
+    box_id: SandboxId = _AS_ITSELF  # what its box was launched as
     handle: Mapping[str, Any] | None = None
     isolation: Isolation | None = None
     unenforced: tuple[Unenforced, ...] = ()
@@ -101,6 +105,7 @@ class Entry:
     retry_at: float = 0.0  # monotonic: when to try again what failed
 
     def __post_init__(self) -> None:
+        self.box_id = self.box_id or self.id
         self.environ = {**_ENV, **self.template.env, **self.env}
 
     @classmethod
@@ -126,6 +131,7 @@ class Entry:
             key=record.key,
             state=record.state,
             reason=record.reason,
+            box_id=record.box_id or record.id,
             handle=record.handle,
             isolation=record.isolation,
             unenforced=record.unenforced,
@@ -147,6 +153,7 @@ class Entry:
             expires=self.expires,
             deadline=self.deadline,
             boot=boot,
+            box_id=self.box_id,
             handle=self.handle,
             isolation=self.isolation,
             unenforced=self.unenforced,
@@ -181,6 +188,7 @@ class Entry:
 
     def take(self, box: Box) -> None:
         self.box = box
+        self.box_id = box.handle.sandbox_id
         self.link = AgentLink(box.connect)
         self.handle = box.handle.data
         self.isolation = box.isolation
@@ -189,7 +197,7 @@ class Entry:
         self.progress = ""
 
     def box_handle(self) -> Handle:
-        return Handle(self.provider, self.id, self.handle or {})
+        return Handle(self.provider, self.box_id, self.handle or {})
 
     def running(self) -> AgentLink:
         """The way to its agent. Raises what keeps it from being used."""

@@ -105,6 +105,10 @@ class Sandboxes:
         self.entries[entry.id] = entry
         self.counts[entry.state] += 1
 
+    def by_box(self) -> dict[SandboxId, Entry]:
+        """Whose a box is, by the id that its provider knows it by."""
+        return {entry.box_id: entry for entry in self.entries.values()}
+
     def _bury(self, entry: Entry) -> None:
         del self.entries[entry.id]
         self.counts[State.GONE] -= 1
@@ -237,7 +241,7 @@ class Sandboxes:
             async with asyncio.timeout(LAUNCH_BUDGET) as budget:
                 # Something that is still coming (an image) is not something that hangs.
                 entry.progressed = lambda: budget.reschedule(loop.time() + LAUNCH_BUDGET)
-                entry.take(await provider.launch(entry.id, spec_of(entry)))
+                entry.take(await provider.launch(entry.box_id, spec_of(entry)))
         except TimeoutError:
             text = f"the box was not up within {LAUNCH_BUDGET:g} seconds"
             raise UnavailableError(text, sandbox_id=entry.id) from None
