@@ -23,20 +23,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def data_dir() -> Iterator[Path]:
     """Shared: making the first disk image takes longer than most of the tests."""
-    with _folder() as path:
+    with folder() as path:
         yield path
 
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    with _folder() as path:
+    with folder() as path:
         yield path
         log = path / "launcher" / "log"  # the agent says nothing there; a sanitizer does
         assert not log.exists() or log.read_text() == ""
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def folder() -> Iterator[Path]:
     """Short, for Unix sockets, and open to the users that boxes run as."""
     path = Path(tempfile.mkdtemp(prefix="cap-", dir="/tmp"))
     path.chmod(0o711)

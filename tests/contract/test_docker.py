@@ -5,21 +5,28 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import pytest_asyncio
 
 from capsule.model import Handle, Template
+from capsule.providers.contract import Provider
 from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
-from capsule.testing.harness import Leftovers, NewProvider
+from capsule.testing.harness import Launcher, Leftovers, NewProvider, Subject, opened
 from capsule.testing.suite import *  # noqa: F403  # the tests
+from tests.contract.conftest import folder
+from tests.contract.shelf import Shelf, Shelves
 from tests.support.engine import EngineApi
 from tests.support.images import Images
 
-pytestmark = pytest.mark.real
+# One loop for all: the boxes that tests share, and the provider that holds them, live in it.
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 
 # What gVisor does not do as Linux does.
@@ -75,20 +82,67 @@ def template_of_an_image(images: Images) -> Template:
     return Template("conformance", image=images.python)
 
 
-@pytest.fixture
-def new_provider(
-    box_kind: Kind, docker_url: str, run_dir: Path, agent_binary: Path
-) -> Iterator[NewProvider]:
-    settings = DockerSettings(
-        run_dir,
-        run_dir,
-        agent_binary,
-        host=docker_url,
-        runtime=box_kind.runtime,
-        transport=box_kind.transport,
-        pull="never",
+def provider_of(kind: Kind, url: str, where: Path, agent: Path) -> DockerProvider:
+    return DockerProvider(
+        DockerSettings(
+            where,
+            where,
+            agent,
+            host=url,
+            runtime=kind.runtime,
+            transport=kind.transport,
+            pull="never",
+        )
     )
-    yield lambda: DockerProvider(settings)
+
+
+@pytest.fixture
+def new_provider(box_kind: Kind, docker_url: str, run_dir: Path, agent_binary: Path) -> NewProvider:
+    return lambda: provider_of(box_kind, docker_url, run_dir, agent_binary)
+
+
+@pytest_asyncio.fixture(name="provider", loop_scope="session")
+async def provider_of_ones_own(new_provider: NewProvider) -> AsyncIterator[Provider]:
+    async with opened(new_provider()) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(name="launch", loop_scope="session")
+async def launch_of_ones_own(provider: Provider, template: Template) -> Launcher:
+    return Launcher(provider, f"t{uuid.uuid4().hex[:10]}-", template)
+
+
+@pytest.fixture(scope="session")
+def shared_dirs() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shelves(shared_dirs: ExitStack, engine: EngineApi) -> AsyncIterator[Shelves]:
+    made = Shelves()
+    yield made
+    await made.aclose()  # before its folders, and before the Engine
+
+
+@pytest_asyncio.fixture(name="subject", loop_scope="session")
+async def subject_that_is_shared(
+    shelves: Shelves,
+    box_kind: Kind,
+    docker_url: str,
+    shared_dirs: ExitStack,
+    agent_binary: Path,
+    template: Template,
+) -> AsyncIterator[Subject]:
+    def make() -> Shelf:
+        where = shared_dirs.enter_context(folder())
+        provider = provider_of(box_kind, docker_url, where, agent_binary)
+        return Shelf(provider, template, f"s{uuid.uuid4().hex[:10]}-")
+
+    shelf = await shelves.of(box_kind, make)
+    subject = await shelf.take()
+    yield subject
+    await shelf.put_back(subject)
 
 
 @pytest.fixture(name="leftovers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -50,16 +51,21 @@ class NewProvider(Protocol):
 
 
 class Subject:
-    """A box under test and a link to its agent."""
+    """A box under test and a link to its agent. Another test may have had the box before."""
 
     def __init__(self, box: Box) -> None:
         self.box = box
         self.link = AgentLink(box.connect)
+        self._mark = uuid.uuid4().hex[:8]
         self._count = 0
+
+    def id(self, name: str) -> ExecId:
+        """An exec's id that nobody used before."""
+        return ExecId(f"{name}-{self._mark}")
 
     def request(self, *argv: str, **options: Any) -> ExecRequest:
         self._count += 1
-        options = {"id": ExecId(f"e{self._count}"), "env": ENV, "timeout": 15.0, **options}
+        options = {"id": self.id(f"e{self._count}"), "env": ENV, "timeout": 15.0, **options}
         return ExecRequest(argv, **options)
 
     async def run(self, *argv: str, input: bytes | None = None, **options: Any) -> Collected:

@@ -250,12 +250,12 @@ class TestSignals:
 class TestBackground:
     async def test_a_background_process_survives_and_dies_on_kill(self, subject: Subject) -> None:
         result = await subject.sh(
-            "setsid sh -c 'echo $$ > victim; exec sleep 1000' >/dev/null 2>&1 &", id=ExecId("e")
+            "setsid sh -c 'echo $$ > victim; exec sleep 1000' >/dev/null 2>&1 &", id=subject.id("e")
         )
         assert result.exit.reason is Reason.EXITED
         pid = await subject.pid_in("victim")
         assert await subject.is_alive(pid)
-        assert await subject.link.kill(ExecId("e")) is False
+        assert await subject.link.kill(subject.id("e")) is False
         assert not await subject.is_alive(pid)
 
     async def test_a_timeout_does_not_reach_beyond_the_exit(self, subject: Subject) -> None:

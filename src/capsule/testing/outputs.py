@@ -149,21 +149,21 @@ class TestAttach:
         assert cuts > 1
 
     async def test_an_ended_exec_can_be_read_again_and_again(self, subject: Subject) -> None:
-        await subject.sh("echo out; echo err >&2; exit 9", id=ExecId("e"))
+        await subject.sh("echo out; echo err >&2; exit 9", id=subject.id("e"))
         for _ in range(3):
-            async with await subject.link.attach(ExecId("e")) as stream:
+            async with await subject.link.attach(subject.id("e")) as stream:
                 assert await drain(stream) == {Stream.STDOUT: b"out\n", Stream.STDERR: b"err\n"}
             assert stream.exit is not None and stream.exit.exit_code == 9
 
     async def test_attach_begins_at_the_offsets_given(self, subject: Subject) -> None:
-        await subject.sh("printf 0123456789; printf abcdef >&2", id=ExecId("e"))
-        async with await subject.link.attach(ExecId("e"), stdout=7, stderr=6) as stream:
+        await subject.sh("printf 0123456789; printf abcdef >&2", id=subject.id("e"))
+        async with await subject.link.attach(subject.id("e"), stdout=7, stderr=6) as stream:
             assert await drain(stream) == {Stream.STDOUT: b"789"}
 
     async def test_an_offset_beyond_the_end_is_invalid(self, subject: Subject) -> None:
-        await subject.sh("printf 0123456789", id=ExecId("e"))
+        await subject.sh("printf 0123456789", id=subject.id("e"))
         with pytest.raises(InvalidError):
-            await subject.link.attach(ExecId("e"), stdout=11)
+            await subject.link.attach(subject.id("e"), stdout=11)
 
     async def test_an_unknown_exec_is_not_found(self, subject: Subject) -> None:
         with pytest.raises(NotFoundError):
@@ -171,8 +171,8 @@ class TestAttach:
 
     async def test_what_was_dropped_is_said_to_be_missing(self, subject: Subject) -> None:
         script = "head -c 300000 /dev/zero; printf end"
-        await subject.sh(script, id=ExecId("e"), keep="tail", output_limit=1000)
-        async with await subject.link.attach(ExecId("e")) as stream:
+        await subject.sh(script, id=subject.id("e"), keep="tail", output_limit=1000)
+        async with await subject.link.attach(subject.id("e")) as stream:
             items = [item async for item in stream]
         assert items[0] == Gap(Stream.STDOUT, 0, 299_003)
         data = b"".join(item.data for item in items if isinstance(item, Output))
@@ -200,12 +200,12 @@ class TestAttach:
         """At least the last two hundred; and not for ever, or a busy box would grow for ever."""
         for n in range(0, 400, 20):
             await asyncio.gather(
-                *(subject.run("true", id=ExecId(f"n{m}")) for m in range(n, n + 20))
+                *(subject.run("true", id=subject.id(f"n{m}")) for m in range(n, n + 20))
             )
-        async with await subject.link.attach(ExecId("n399")) as stream:
+        async with await subject.link.attach(subject.id("n399")) as stream:
             await drain(stream)
-        async with await subject.link.attach(ExecId("n210")) as stream:
+        async with await subject.link.attach(subject.id("n210")) as stream:
             await drain(stream)
         with pytest.raises((NotFoundError, GoneError)):
-            await subject.link.attach(ExecId("n0"))
+            await subject.link.attach(subject.id("n0"))
         assert 200 <= len(await subject.link.execs()) < 400

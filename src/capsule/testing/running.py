@@ -101,14 +101,14 @@ class TestExec:
             await subject.run("true", id=ExecId(name))
 
     async def test_an_id_is_taken_once(self, subject: Subject) -> None:
-        await subject.run("true", id=ExecId("mine"))
+        await subject.run("true", id=subject.id("mine"))
         with pytest.raises(ConflictError):
-            await subject.run("true", id=ExecId("mine"))
+            await subject.run("true", id=subject.id("mine"))
 
     async def test_an_exec_that_never_ran_does_not_keep_its_id(self, subject: Subject) -> None:
         with pytest.raises(NotFoundError):
-            await subject.run("no-such-program", id=ExecId("mine"))
-        assert (await subject.run("true", id=ExecId("mine"))).exit.exit_code == 0
+            await subject.run("no-such-program", id=subject.id("mine"))
+        assert (await subject.run("true", id=subject.id("mine"))).exit.exit_code == 0
 
     async def test_the_longest_id_is_fine(self, subject: Subject) -> None:
         assert (await subject.run("true", id=ExecId("aZ9_-" + "x" * 59))).exit.exit_code == 0
@@ -132,12 +132,12 @@ class TestExec:
             assert (result.exit.exit_code, result.stdout) == (n, b"%d\n" % n * 3)
 
     async def test_execs_are_listed_with_their_state(self, subject: Subject) -> None:
-        await subject.sh("echo done; exit 7", id=ExecId("ended"))
-        async with await subject.start_sh("echo on; cat", id=ExecId("going"), stdin=True) as stream:
+        await subject.sh("echo done; exit 7", id=subject.id("ended"))
+        id = subject.id("going")
+        async with await subject.start_sh("echo on; cat", id=id, stdin=True) as stream:
             await anext(stream)
             listed = {info.id: info for info in await subject.link.execs()}
-            assert set(listed) == {"ended", "going"}
-            ended, going = listed[ExecId("ended")], listed[ExecId("going")]
+            ended, going = listed[subject.id("ended")], listed[id]
             assert (ended.running, going.running) == (False, True)
             assert ended.exit is not None and ended.exit.exit_code == 7
             assert going.exit is None and going.pid == stream.pid and not going.tty
