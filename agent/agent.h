@@ -116,6 +116,7 @@ bool box_make_cgroups(struct fault *f);
 void box_remove(void);
 bool write_proc(pid_t pid, const char *name, const char *text, struct fault *f); /* /proc/PID/name */
 bool remove_cgroups(const char *const *dirs, int n); /* false: one is still there */
+void thaw_cgroup(const char *dir);                   /* freeze.c */
 bool get_rid_of(const char *path);                   /* false: some of the tree is still there */
 const char *box_path(const char *path, char *out, size_t room); /* API path -> path as seen by the worker */
 
@@ -139,7 +140,7 @@ int landlock_abi(void);
 
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
 enum ctl_command { C_GO = 1, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
-                   C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED };
+                   C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW };
 enum spawn_kind { K_EXEC, K_FILE };
 struct ctl {
     uint32_t command, no;
@@ -184,6 +185,8 @@ enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal);
 void sweep_frozen(uint64_t tag);                      /* the last resort: stops the box for a moment */
 void sweep_descendants(void);                         /* kills and reaps all of the calling subreaper's */
 void sweep_count(struct tally *t);
+bool sweep_stop(void);                                /* everybody; false: not all of them stand still yet */
+void sweep_continue(void);                            /* but for whoever had been stopped before */
 
 /* program.c: the child that becomes the user's program */
 enum { FD_REQUEST, FD_STATUS, FD_IN, FD_OUT, FD_ERR, FD_CARRY, FD_ROLES };

@@ -149,6 +149,7 @@ bool remove_cgroups(const char *const *dirs, int n) {
         bool gone;
         while (!(gone = !rmdir(dirs[i]) || errno == ENOENT) && errno == EBUSY && now_ms() < deadline) {
             kill_members(dirs[i]);
+            for (int j = 0; j < n; j++) thaw_cgroup(dirs[j]); /* what is frozen does not die */
             nanosleep(&pause, NULL);
             if (pause.tv_nsec < 10000000) pause.tv_nsec *= 2;
         }

@@ -161,8 +161,8 @@ static void answer_ping(struct conn *c) {
     struct buf b = {0};
     buf_printf(&b, "{\"id\":");
     buf_json_string(&b, box.id, strlen(box.id));
-    buf_printf(&b, ",\"version\":%d,\"pid\":%d,\"uptime_ms\":%.0f,\"execs_running\":%d}", PROTOCOL_VERSION, (int)getpid(),
-               now_ms() - box.started, execs_running());
+    buf_printf(&b, ",\"version\":%d,\"pid\":%d,\"uptime_ms\":%.0f,\"execs_running\":%d,\"frozen\":%s}", PROTOCOL_VERSION, (int)getpid(),
+               now_ms() - box.started, execs_running(), keeper.frozen && !keeper.freeze_look ? "true" : "false");
     conn_finish(c, F_REPLY, &b);
 }
 
@@ -179,6 +179,11 @@ static bool is_file_op(const char *op) {
     return false;
 }
 
+/* What a program or a file worker would have to do. A program's input and output are kept for it as ever. */
+static bool needs_motion(const char *op) {
+    return is_file_op(op) || !strcmp(op, "exec") || !strcmp(op, "kill") || !strcmp(op, "dial");
+}
+
 static void dispatch(struct conn *c) {
     cleanup_free char *copy = malloc((size_t)c->h.length + 1); /* parsing decodes in place; workers get the original */
     if (!copy) return conn_error(c, NULL, ENOMEM, "request", NULL);
@@ -186,6 +191,7 @@ static void dispatch(struct conn *c) {
     cleanup_free struct json *r = json_parse(copy, c->h.length);
     const char *op = json_str(r, "op");
     if (!op) return conn_error(c, "protocol", 0, "request", "not a JSON object with an op");
+    if (keeper.frozen && needs_motion(op)) return conn_error(c, "frozen", 0, "request", "the box is paused");
     if (!strcmp(op, "exec")) exec_start(c, r, c->payload, c->h.length);
     else if (is_file_op(op)) hand_to_worker(c);
     else if (!strcmp(op, "attach")) exec_attach(c, r);
@@ -197,6 +203,8 @@ static void dispatch(struct conn *c) {
     else if (!strcmp(op, "listen")) net_listen(c, r);
     else if (!strcmp(op, "take")) net_take(c, r);
     else if (!strcmp(op, "usage")) ask_usage(c);
+    else if (!strcmp(op, "freeze")) freeze_request(c);
+    else if (!strcmp(op, "thaw")) thaw_request(c);
     else if (!strcmp(op, "ping")) answer_ping(c);
     else if (!strcmp(op, "shutdown")) c->role = ROLE_SHUTDOWN; /* the loop sees it */
     else conn_error(c, "unsupported", 0, "request", "unknown operation");

@@ -273,6 +273,8 @@ static void obey(struct ctl *m, const int *fds, int nfds) {
     case C_FORGET: forget(m->no); break;
     case C_SOCKET: make_socket(m); break;
     case C_COUNT: answer_count(m->no); break;
+    case C_FREEZE: tell(&(struct ctl){.command = C_FROZEN, .status = sweep_stop()}, NULL, 0); break;
+    case C_THAW: sweep_continue(); break;
     }
     for (int i = 0; i < nfds; i++) close(fds[i]);
 }

@@ -63,6 +63,7 @@ static void hear_init(void) {
         case C_KILLED: exec_killed(&h.m); break;
         case C_SOCKETED: net_socketed(&h.m, h.fd); break;
         case C_COUNTED: counted(&h.m); break;
+        case C_FROZEN: freeze_heard(&h.m); break;
         default: if (h.fd >= 0) close(h.fd);
         }
     }
@@ -72,9 +73,11 @@ static void hear_init(void) {
 /* Every process of the box is dead when this returns. */
 static void end_processes(void) {
     close(keeper.ctl);
+    if (!box.namespaces) freeze_end();
     if (!box.namespaces) return sweep_descendants();
     if (keeper.init <= 0) return; /* reaped: the number may be another's by now */
     kill(keeper.init, SIGKILL);   /* the kernel takes everyone in its pid namespace along */
+    freeze_end();
     while (waitpid(keeper.init, NULL, 0) < 0 && errno == EINTR) {}
 }
 
@@ -102,7 +105,8 @@ static void look_for_socket(double now) {
 
 static double next_event(void) {
     double at = look_at;
-    for (struct exec *e = keeper.execs; e; e = e->next) {
+    if (keeper.freeze_look > 0 && (at <= 0 || keeper.freeze_look < at)) at = keeper.freeze_look;
+    for (struct exec *e = keeper.frozen ? NULL : keeper.execs; e; e = e->next) {
         if (e->deadline > 0 && (at <= 0 || e->deadline < at)) at = e->deadline;
         if (e->look_at > 0 && (at <= 0 || e->look_at < at)) at = e->look_at;
         if (e->grace_at > 0 && (at <= 0 || e->grace_at < at)) at = e->grace_at;
@@ -208,7 +212,8 @@ static void __attribute__((noreturn)) loop(void) {
         if (nheard) hear_init();
         if (keeper.init_dead) shut_down(NULL); /* the box died; nothing of it is left when we are gone */
         now = now_ms();
-        for (struct exec *e = keeper.execs; e; e = e->next) exec_tick(e, now);
+        for (struct exec *e = keeper.frozen ? NULL : keeper.execs; e; e = e->next) exec_tick(e, now);
+        freeze_tick(now);
         net_tick(now);
         look_for_socket(now);
         for (struct conn *c = keeper.conns, *next; c; c = next) {

@@ -39,7 +39,7 @@ struct conn {
     struct header h;
     char *payload; size_t got;
     bool greeted, asked, closing, dead, full; /* full: the socket takes no more just now */
-    enum { ROLE_NONE, ROLE_EXEC, ROLE_KILL, ROLE_INPUT, ROLE_LISTEN, ROLE_DIAL, ROLE_USAGE, ROLE_SHUTDOWN } role;
+    enum { ROLE_NONE, ROLE_EXEC, ROLE_KILL, ROLE_INPUT, ROLE_LISTEN, ROLE_DIAL, ROLE_USAGE, ROLE_FREEZE, ROLE_SHUTDOWN } role;
     struct exec *exec;            /* ROLE_EXEC, ROLE_KILL, ROLE_INPUT */
     bool begun, may_input, was_running;
     bool more;                    /* output waits, and it is the others' turn */
@@ -57,7 +57,8 @@ struct keeper {
     struct conn *conns;
     uint32_t next_no;
     int nconns, npumps;
-    bool init_dead;
+    bool init_dead, frozen;
+    double frozen_at, freeze_by, freeze_look; /* ms; look 0: nobody waits for it */
     struct { int fd; uint32_t id; double expires; } pending[64]; /* accepted inside, not yet taken */
     uint32_t next_stream;
 };
@@ -95,6 +96,13 @@ void conn_reply(struct conn *c);          /* REPLY {} and close */
 void conn_free(struct conn *c);
 bool conn_wants_input(const struct conn *c);
 bool ctl_tell(const struct ctl *m, const int *fds, int nfds);
+
+/* freeze.c */
+void freeze_request(struct conn *c);
+void freeze_tick(double now);
+void freeze_heard(const struct ctl *m);
+void thaw_request(struct conn *c);
+void freeze_end(void);
 
 /* net.c */
 void net_dial(struct conn *c, const struct json *request);

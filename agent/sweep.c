@@ -251,6 +251,36 @@ void sweep_frozen(uint64_t tag) {
     free(now.all);
 }
 
+static struct family stopped_before; /* while the box is paused */
+static bool paused;
+
+static void see_moving(pid_t pid, void *arg) {
+    struct seen p;
+    if (pid != 1 && read_stat(pid, &p) && p.state != 'T' && p.state != 't' && !is_dead(&p)) *(bool *)arg = true;
+}
+
+/* As above: nobody in here is born past a signal that waits, and nobody who could send SIGCONT moves. */
+bool sweep_stop(void) {
+    bool moving = false;
+    if (!paused) each_process(note_stopped, &stopped_before);
+    paused = true;
+    kill(-1, SIGSTOP);
+    each_process(see_moving, &moving);
+    return !moving;
+}
+
+void sweep_continue(void) {
+    struct family now = {0};
+    if (!paused) return;
+    each_process(note_kin, &now);
+    for (size_t i = now.n; i-- > 0;)
+        if (now.all[i].pid != 1 && !find_kin(&stopped_before, now.all[i].pid)) kill(now.all[i].pid, SIGCONT);
+    free(now.all);
+    free(stopped_before.all);
+    stopped_before = (struct family){0};
+    paused = false;
+}
+
 /* As a subreaper we inherit every orphan: without a child of our own there is nobody left. */
 void sweep_descendants(void) {
     for (int pass = 0; pass < 5000; pass++) {

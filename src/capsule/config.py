@@ -210,6 +210,15 @@ class Config:
             "seconds", "end a sandbox unused for this long; 0: never", low=0.0, high=_YEARS
         ),
     )
+    paused_ttl: float = field(
+        default=7 * _DAY,
+        metadata=about(
+            "seconds",
+            "how long a sandbox that is paused at its timeout is kept",
+            low=1.0,
+            high=_YEARS,
+        ),
+    )
     exec_timeout: float = field(
         default=30.0,
         metadata=about("seconds", "time an exec gets when nobody says otherwise", low=0.001),

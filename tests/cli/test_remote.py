@@ -33,6 +33,17 @@ def test_a_sandbox_from_its_making_to_its_end(remote: Cli) -> None:
     assert remote("rm", id).code == 1
 
 
+def test_pause_and_resume(remote: Cli) -> None:
+    id = remote("create", "bash", "--on-timeout", "pause").out.strip()
+    assert remote("pause", id).out == f"{id}\n"
+    assert "paused" in remote("ls").out
+    refused = remote("exec", id, "true")
+    assert refused.code != 0 and "is paused" in refused.err
+    assert json.loads(remote("resume", id, "--json").out)["sandboxes"][0]["state"] == "running"
+    assert remote("exec", id, "true").code == 0
+    remote("rm", id)
+
+
 def test_create_and_ls_as_json(remote: Cli) -> None:
     made = json.loads(remote("create", "python", "--cpus", "0.25", "--json").out)
     assert (made["template"], made["limits"]["cpus"]) == ("python", 0.25)

@@ -16,8 +16,8 @@ Unenforced Written WrongStateError
 CLIENT = "aclose close connect create get list".split()
 SANDBOX = """
 attach batch connect_terminal delete download exec execs exists info keep_alive kill list_dir
-metrics mkdir move read_file read_file_text read_stream refresh remove run send_input set_timeout
-start stat stream upload watch write_file
+metrics mkdir move pause read_file read_file_text read_stream refresh remove resume run send_input
+set_timeout start stat stream upload watch write_file
 """.split()
 
 

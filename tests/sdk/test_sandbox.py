@@ -19,6 +19,7 @@ from capsule_sdk import (
     InvalidError,
     NotFoundError,
     Output,
+    WrongStateError,
 )
 from tests.support import wait_for
 
@@ -227,3 +228,19 @@ def test_closing_leaves_no_thread_behind(client: CapsuleClient) -> None:
     with client.create("python") as capsule, capsule.connect_terminal() as terminal:
         terminal.send("true\n")
     wait_for(lambda: threading.active_count() <= before, what="threads ended")
+
+
+def test_pause_and_resume(capsule: Capsule) -> None:
+    assert capsule.pause().state == "paused"
+    with pytest.raises(WrongStateError, match="paused"):
+        capsule.exec("true")
+    assert capsule.resume().state == "running"
+    assert capsule.exec("echo on").stdout == "on\n"
+
+
+def test_use_wakes_a_paused_one_that_was_made_so(client: CapsuleClient) -> None:
+    with client.create("bash", auto_resume=True, on_timeout="pause") as capsule:
+        assert (capsule.info.auto_resume, capsule.info.on_timeout) == (True, "pause")
+        capsule.pause()
+        assert capsule.exec("echo up").stdout == "up\n"
+        assert capsule.refresh().state == "running"

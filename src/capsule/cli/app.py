@@ -133,6 +133,12 @@ def create(
     metadata: Annotated[
         list[str] | None, typer.Option("--metadata", metavar="K=V", help="A label; repeatable.")
     ] = None,
+    on_timeout: Annotated[
+        str | None, typer.Option(help="At the end of its time: delete (default) or pause.")
+    ] = None,
+    auto_resume: Annotated[
+        bool, typer.Option("--auto-resume", help="Wake it when it is used while paused.")
+    ] = False,
     url: o.Url = None,
     api_key: o.ApiKey = None,
     json: o.Json = False,
@@ -154,6 +160,8 @@ def create(
             "runtime": runtime,
             "env": o.pairs(env),
             "metadata": o.pairs(metadata, option="--metadata"),
+            "on_timeout": on_timeout,
+            "auto_resume": auto_resume or None,
         },
         as_json=json,
     )
@@ -244,6 +252,26 @@ def cp(
     from capsule.cli.remote import Server
 
     return copy(Server(url, api_key), source, target, as_json=json)
+
+
+@app.command()
+def pause(
+    ids: o.Sandboxes, url: o.Url = None, api_key: o.ApiKey = None, json: o.Json = False
+) -> int:
+    """Let everything in sandboxes stand still; memory and processes are kept."""
+    from capsule.cli import remote
+
+    return remote.shift(remote.Server(url, api_key), ids, "pause", as_json=json)
+
+
+@app.command()
+def resume(
+    ids: o.Sandboxes, url: o.Url = None, api_key: o.ApiKey = None, json: o.Json = False
+) -> int:
+    """Let paused sandboxes go on."""
+    from capsule.cli import remote
+
+    return remote.shift(remote.Server(url, api_key), ids, "resume", as_json=json)
 
 
 @app.command()

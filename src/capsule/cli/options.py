@@ -61,6 +61,10 @@ def complete_sandbox(incomplete: str) -> list[str]:
         return []
 
 
+Sandboxes = Annotated[
+    list[str],
+    typer.Argument(metavar="ID...", help="Sandboxes.", autocompletion=complete_sandbox),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Url = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""Commands that talk to a server: create, ls, exec, rm."""
+"""Commands that talk to a server: create, ls, exec, pause, resume, rm."""
 
 from __future__ import annotations
 
@@ -127,6 +127,20 @@ def remove(server: Server, ids: Sequence[str], *, all: bool, as_json: bool) -> i
     if as_json:
         show.as_json({"deleted": deleted, "failed": failed})
     return FAILED if failed else 0
+
+
+def shift(server: Server, ids: Sequence[str], verb: str, *, as_json: bool) -> int:
+    """Pause or resume each of them; the first that cannot be ends it."""
+    with server.client() as client:
+        infos = []
+        for id in ids:
+            capsule = client.get(id)
+            infos.append(capsule.pause() if verb == "pause" else capsule.resume())
+            if not as_json:
+                print(id)
+    if as_json:
+        show.as_json({"sandboxes": [info_fields(info) for info in infos]})
+    return 0
 
 
 def exec_program(server: Server, id: str, program: Program, *, as_json: bool) -> int:

@@ -26,6 +26,8 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "sandbox.v1.delete": on_sandbox(s.Nothing, verbs.delete, v.DeletedView),
         "sandbox.v1.setTimeout": on_sandbox(s.SetTimeout, verbs.set_timeout, v.SandboxView),
         "sandbox.v1.keepAlive": on_sandbox(s.Nothing, verbs.keep_alive, v.SandboxView),
+        "sandbox.v1.pause": on_sandbox(s.Nothing, verbs.pause, v.SandboxView),
+        "sandbox.v1.resume": on_sandbox(s.Nothing, verbs.resume, v.SandboxView),
         "sandbox.v1.metrics": on_sandbox(s.Nothing, verbs.metrics, Usage),
         "sandbox.v1.exec": on_sandbox(s.Exec, verbs.exec, v.ExecView),
         "sandbox.v1.run": on_sandbox(s.Run, verbs.run, v.ExecView),

@@ -6,6 +6,7 @@ GET    /v1/sandboxes                list; ?state=running&metadata=key=value
 GET    S                            get
 PATCH  S                            {"ttl_ms": n}: it ends that long from now
 POST   S/keepalive                  its whole TTL again, from now
+POST   S/pause, S/resume            its programs stand still, and go on
 DELETE S
 GET    S/metrics
 POST   S/execs                      {"cmd": …} or {"code": …}: waits for the result; Idempotency-Key
@@ -84,6 +85,16 @@ def sandbox_routes(verbs: Verbs, types: Described) -> APIRouter:
     async def keep_alive(id: str) -> Response:
         """Let it live for its whole TTL from now on."""
         return reply(await verbs.keep_alive(id, s.Nothing()))
+
+    @router.post("/{id}/pause", **describe(types, returns=v.SandboxView))
+    async def pause(id: str) -> Response:
+        """Let everything in it stand still; memory and processes are kept."""
+        return reply(await verbs.pause(id, s.Nothing()))
+
+    @router.post("/{id}/resume", **describe(types, returns=v.SandboxView))
+    async def resume(id: str) -> Response:
+        """Let it go on."""
+        return reply(await verbs.resume(id, s.Nothing()))
 
     @router.delete("/{id}", **describe(types, returns=v.DeletedView))
     async def delete(id: str) -> Response:

@@ -68,6 +68,8 @@ class Create(Shape, kw_only=True, frozen=True):
     metadata: dict[str, str] = {}
     provider: Word | None = None
     runtime: Word | None = None
+    on_timeout: Literal["delete", "pause"] = "delete"
+    auto_resume: bool = False
     idempotency_key: Key | None = None
 
 

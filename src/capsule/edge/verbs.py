@@ -55,6 +55,8 @@ class Verbs:
             metadata=p.metadata,
             provider=p.provider,
             runtime=p.runtime,
+            on_timeout=p.on_timeout,
+            auto_resume=p.auto_resume,
             idempotency_key=p.idempotency_key,
         )
         return await self.service.create(request)
@@ -76,6 +78,12 @@ class Verbs:
 
     async def keep_alive(self, id: str, p: s.Nothing) -> v.SandboxView:
         return v.SandboxView.of(await self.service.keep_alive(id))
+
+    async def pause(self, id: str, p: s.Nothing) -> v.SandboxView:
+        return v.SandboxView.of(await self.service.pause(id))
+
+    async def resume(self, id: str, p: s.Nothing) -> v.SandboxView:
+        return v.SandboxView.of(await self.service.resume(id))
 
     async def metrics(self, id: str, p: s.Nothing) -> Usage:
         return await self.service.metrics(id)

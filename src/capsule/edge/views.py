@@ -38,6 +38,8 @@ class SandboxView(View, frozen=True, kw_only=True):
     reason: str
     progress: str
     about: Mapping[str, str]
+    on_timeout: str
+    auto_resume: bool
     sandbox_id: str | UnsetType = UNSET
 
     @classmethod
@@ -58,6 +60,8 @@ class SandboxView(View, frozen=True, kw_only=True):
             reason=sandbox.reason,
             progress=sandbox.progress,
             about=sandbox.about,
+            on_timeout=sandbox.on_timeout,
+            auto_resume=sandbox.auto_resume,
             sandbox_id=sandbox.id if old else UNSET,
         )
 

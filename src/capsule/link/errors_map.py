@@ -19,6 +19,7 @@ from capsule.errors import (
     NotSupportedError,
     TooLargeError,
     UnavailableError,
+    WrongStateError,
 )
 
 AGENT_ERRORS: Mapping[str, type[CapsuleError]] = {
@@ -34,6 +35,7 @@ AGENT_ERRORS: Mapping[str, type[CapsuleError]] = {
     "read_only": ForbiddenError,
     "conflict": ConflictError,
     "busy": ConflictError,
+    "frozen": WrongStateError,
     "limit": CapacityError,
     "unsupported": NotSupportedError,
     "refused": UnavailableError,
@@ -46,6 +48,7 @@ AGENT_ERRORS: Mapping[str, type[CapsuleError]] = {
 _HINTS: Mapping[str, str] = {
     "not_empty": "pass recursive to remove a directory with what is in it",
     "no_space": "remove files in the sandbox, or create one with a larger disk",
+    "frozen": "resume the sandbox first",
     "limit": "wait for processes in the sandbox to end, or kill an exec",
     "refused": "start the server inside first, and listen on 127.0.0.1",
     "version": "the sandbox was made by another version of Capsule; create a new one",

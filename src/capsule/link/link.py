@@ -240,6 +240,13 @@ class AgentLink:
     async def ping(self) -> dict[str, Any]:
         return await self._call({"op": "ping"})
 
+    async def freeze(self) -> None:
+        """Returns when no program moves. Raises NotSupportedError, ConflictError (busy)."""
+        await self._call({"op": "freeze"})
+
+    async def thaw(self) -> None:
+        await self._call({"op": "thaw"})
+
     async def shutdown(self) -> None:
         """Returns when every process of the box is dead."""
         await self._call({"op": "shutdown"}, more_time=self._idle)

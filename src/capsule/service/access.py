@@ -6,8 +6,10 @@ from types import TracebackType
 
 from capsule.errors import UnavailableError
 from capsule.link.link import AgentLink
+from capsule.model import State
 from capsule.service.clock import Clock
 from capsule.service.entry import Entry
+from capsule.service.pausing import Pausing
 from capsule.service.pulse import Pulse
 from capsule.service.sandboxes import Sandboxes
 
@@ -15,16 +17,18 @@ from capsule.service.sandboxes import Sandboxes
 class Visit:
     """`async with access.visit(id) as link:` around one operation."""
 
-    __slots__ = ("_access", "_link", "entry")
+    __slots__ = ("_access", "entry")
 
     def __init__(self, access: Access, entry: Entry) -> None:
         self.entry = entry
         self._access = access
-        self._link = entry.running()
+        if not _sleeps(entry):
+            entry.running()
 
     async def __aenter__(self) -> AgentLink:
+        link = await self._access.awake(self.entry)
         self.entry.using += 1
-        return self._link
+        return link
 
     async def __aexit__(
         self,
@@ -42,8 +46,9 @@ class Visit:
 
 
 class Access:
-    def __init__(self, sandboxes: Sandboxes, pulse: Pulse, clock: Clock) -> None:
+    def __init__(self, sandboxes: Sandboxes, pulse: Pulse, pausing: Pausing, clock: Clock) -> None:
         self.sandboxes = sandboxes
+        self._pausing = pausing
         self.pulse = pulse
         self.clock = clock
 
@@ -51,6 +56,16 @@ class Access:
         """Raises NotFoundError, GoneError, WrongStateError at once."""
         return Visit(self, id if isinstance(id, Entry) else self.sandboxes.find(id))
 
+    async def awake(self, entry: Entry) -> AgentLink:
+        """The way to its agent; one that may be woken by traffic is."""
+        if _sleeps(entry):
+            await self._pausing.resume(entry)
+        return entry.running()
+
     def touch(self, entry: Entry) -> None:
         """Somebody uses it. Whether its agent answers is another matter, and the pulse's."""
         entry.active = self.clock.monotonic()
+
+
+def _sleeps(entry: Entry) -> bool:
+    return entry.state is State.PAUSED and entry.auto_resume

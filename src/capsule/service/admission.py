@@ -76,6 +76,8 @@ class Admission:
             active=now,
             checked=now,
             key=validate.key(request.idempotency_key),
+            on_timeout=self._on_timeout(request),
+            auto_resume=request.auto_resume,
         )
 
     def _template(self, name: str) -> Template:
@@ -88,6 +90,22 @@ class Admission:
                 field="template",
             )
         return template
+
+    def _on_timeout(self, request: CreateRequest) -> str:
+        wanted = validate.choice("on_timeout", request.on_timeout, ("delete", "pause"))
+        if wanted == "pause":
+            self._require("pause", self._provider(request.provider), field="on_timeout")
+        return wanted
+
+    def _require(self, feature: str, provider: str, *, field: str) -> None:
+        """Of a provider that is not open yet nobody knows; then the box itself is asked."""
+        found = self._capabilities.get(provider)
+        if found is not None and feature not in found.features:
+            raise NotSupportedError(
+                f"provider {provider} cannot {feature} sandboxes here",
+                hint="GET /v1/capabilities and `capsule doctor` say what it can do, and why not",
+                field=field,
+            )
 
     def _provider(self, name: str | None) -> str:
         name = self._config.provider if name is None else name

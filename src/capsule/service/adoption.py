@@ -15,6 +15,7 @@ import structlog
 
 from capsule.errors import CapsuleError
 from capsule.model import Handle, State
+from capsule.providers.contract import Box, Pausable
 from capsule.service.entry import Entry, Record
 from capsule.service.sandboxes import Parts, Sandboxes
 
@@ -56,6 +57,18 @@ async def _adopt(parts: Parts, sandboxes: Sandboxes, record: Record) -> None:
         await _end(sandboxes, entry, "its box was gone when the server came back")
     else:
         entry.take(box)
+        await _pause_again(entry, box)
+
+
+async def _pause_again(entry: Entry, box: Box) -> None:
+    """The last server may have been killed before it had paused it, or when it had resumed it."""
+    if entry.state is not State.PAUSED or not isinstance(box, Pausable):
+        return
+    try:
+        async with asyncio.timeout(BUDGET):
+            await box.pause()
+    except (CapsuleError, TimeoutError) as error:
+        log.warning("box not paused again", sandbox=entry.id, reason=str(error))
 
 
 async def _end(sandboxes: Sandboxes, entry: Entry, reason: str) -> None:

@@ -61,6 +61,8 @@ class Record:
     key: str | None = None
     reason: str = ""
     box_id: SandboxId | None = None  # None: the sandbox's own
+    on_timeout: str = "delete"
+    auto_resume: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +83,8 @@ class Entry:
     active: float  # monotonic: when somebody last used it
     key: str | None = None
     runtime: str = ""  # as it was asked for
+    on_timeout: str = "delete"  # or "pause"
+    auto_resume: bool = False  # whoever uses it while it is paused wakes it
     progress: str = ""
     progressed: Callable[[], None] | None = None  # told of progress, by whoever waits
     state: State = State.CREATING
@@ -101,6 +105,8 @@ class Entry:
     ending: asyncio.Task[None] | None = None
     # Two viewers that come at once must not start two shells of one name.
     joining: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # A pause and a resume that come at once are one after the other.
+    shifting: asyncio.Lock = field(default_factory=asyncio.Lock)
     checked: float = 0.0  # monotonic: when its agent last answered
     retry_at: float = 0.0  # monotonic: when to try again what failed
 
@@ -114,7 +120,8 @@ class Entry:
         now, wall = clock.monotonic(), clock.now()
         same_boot = record.boot != "" and record.boot == boot
         left = record.deadline - now if same_boot else record.expires - wall
-        left = min(left, record.ttl)
+        if record.state is not State.PAUSED:  # a paused one may have longer
+            left = min(left, record.ttl)
         return cls(
             id=record.id,
             template=record.template,
@@ -129,6 +136,8 @@ class Entry:
             deadline=now + left,
             active=now,
             key=record.key,
+            on_timeout=record.on_timeout,
+            auto_resume=record.auto_resume,
             state=record.state,
             reason=record.reason,
             box_id=record.box_id or record.id,
@@ -159,6 +168,8 @@ class Entry:
             unenforced=self.unenforced,
             key=self.key,
             reason=self.reason,
+            on_timeout=self.on_timeout,
+            auto_resume=self.auto_resume,
         )
 
     def view(self) -> Sandbox:
@@ -179,6 +190,8 @@ class Entry:
             reason=self.reason,
             progress=self.progress,
             about=self.about,
+            on_timeout=self.on_timeout,
+            auto_resume=self.auto_resume,
         )
 
     def tell(self, progress: str) -> None:
@@ -213,9 +226,12 @@ class Entry:
             case State.FAILED:
                 hint = "delete it and create another"
                 return GoneError(f"sandbox {self.id} failed: {self.reason}", hint=hint, **about)
-            case State.RUNNING:
+            case State.RUNNING | State.PAUSED if self.box is None:
                 text = f"sandbox {self.id} has not been reached since the server's restart"
                 return UnavailableError(text, hint="try again in a few seconds", **about)
+            case State.PAUSED:
+                hint = "resume it first, or create sandboxes with auto_resume"
+                return WrongStateError(f"sandbox {self.id} is paused", hint=hint, **about)
             case _:
                 hint = "wait until its state is running"
                 return WrongStateError(f"sandbox {self.id} is {self.state}", hint=hint, **about)

@@ -134,7 +134,7 @@ class Files:
     ) -> AsyncIterator[AsyncIterator[Change]]:
         """Once entered, no change is missed. Watching is no activity; what changes files is."""
         path = validate.path(path)
-        link = self._entry.running()
+        link = await self._access.awake(self._entry)
         try:
             async with link.watch(path, recursive=recursive) as changes:
                 yield changes

@@ -13,7 +13,7 @@ import errno
 
 import structlog
 
-from capsule.errors import CapsuleError, UnavailableError
+from capsule.errors import CapsuleError, UnavailableError, WrongStateError
 from capsule.model import State
 from capsule.providers.contract import OutOfReachError
 from capsule.service.entry import Entry, over
@@ -105,6 +105,12 @@ class Pulse:
         trouble = await self.check(entry)
         if _usable(entry):
             return _told(error, trouble)
+        if entry.state is State.PAUSED:
+            return WrongStateError(
+                f"sandbox {entry.id} was paused during the call, which did not end by itself",
+                hint="resume it; a program goes on then, and can be attached to",
+                sandbox_id=entry.id,
+            )
         if entry.state is State.FAILED:
             return UnavailableError(
                 f"sandbox {entry.id} died during the call: {entry.reason}",

@@ -1,7 +1,8 @@
 """Ends what is over: expired, idle, dead and orphaned.
 
     Service.open ─▶ reaper (one task, ended by Reaper.aclose)
-                      ├─ expire   every second: TTL, idle timeout, what could not be removed before
+                      ├─ expire   every second: TTL, idle timeout (some are paused then, not ended),
+                      │           what could not be removed before
                       ├─ pulse    every half second: boxes that have not answered for a while
                       └─ tidy     every minute: orphans, records not removed yet, the store;
                                   what could not be removed when it should have been, sooner
@@ -18,10 +19,11 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from capsule.errors import CapsuleError
+from capsule.errors import CapsuleError, NotSupportedError
 from capsule.model import State
 from capsule.service.adoption import remove_orphans
 from capsule.service.entry import Entry
+from capsule.service.pausing import Pausing
 from capsule.service.pulse import Pulse
 from capsule.service.sandboxes import RETRY, Parts, Sandboxes
 from capsule.service.tasks import Tasks
@@ -35,11 +37,12 @@ JUMP = 2.0  # seconds by which the wall clock may drift from ours before its tim
 
 
 class Reaper:
-    def __init__(self, parts: Parts, sandboxes: Sandboxes, pulse: Pulse) -> None:
+    def __init__(self, parts: Parts, sandboxes: Sandboxes, pulse: Pulse, pausing: Pausing) -> None:
         self._parts = parts
         self._clock = parts.clock
         self._sandboxes = sandboxes
         self._pulse = pulse
+        self._pausing = pausing
         self._tasks = Tasks()
         self._ending: set[Entry] = set()
 
@@ -80,13 +83,24 @@ class Reaper:
             if reason:
                 # Whoever renewed it while we asked has won; nobody can between this and the end.
                 still = self._over(entry, self._clock.monotonic())
-                if still:
+                if still and not await self._paused(entry):
                     await self._sandboxes.end(entry, reason)
         except CapsuleError as error:
             entry.retry_at = self._clock.monotonic() + RETRY
             log.warning("sandbox not removed yet", sandbox=entry.id, reason=error.message)
         finally:
             self._ending.discard(entry)
+
+    async def _paused(self, entry: Entry) -> bool:
+        """Whether it is to be paused instead of ended, and was."""
+        if entry.on_timeout != "pause" or entry.state is not State.RUNNING:
+            return False
+        try:
+            await self._pausing.pause(entry)
+        except NotSupportedError as error:
+            log.warning("sandbox not paused", sandbox=entry.id, reason=error.message)
+            return False
+        return True
 
     async def _reason(self, entry: Entry) -> str:
         now = self._clock.monotonic()

@@ -283,7 +283,7 @@ class Sandboxes:
                 return  # it had not been launched, and has cleaned up after itself
             if entry.state is not State.STOPPING:
                 self.move(entry, State.STOPPING, reason)
-                await self._note(entry)
+                await self.note(entry)
             await self._destroy_box(entry)
         except BaseException:
             # It stays `stopping`; the reaper, the next delete or the next start tries again.
@@ -323,7 +323,10 @@ class Sandboxes:
         """Something was left behind: let the reaper look before its time."""
         self.tidy_at = min(self.tidy_at, self._clock.monotonic() + RETRY)
 
-    async def _note(self, entry: Entry) -> None:
+    async def keep(self, entry: Entry) -> None:
+        await self._store.save(entry.record(self.boot))
+
+    async def note(self, entry: Entry) -> None:
         """Record what a restart would find out by itself: worth trying, not worth failing."""
         try:
             await self._store.save(entry.record(self.boot))
@@ -338,7 +341,7 @@ class Sandboxes:
         self.move(entry, State.FAILED, reason)
         entry.link = None
         self._tasks.spawn(self._scrap(entry), f"scrap {entry.id}")
-        await self._note(entry)
+        await self.note(entry)
 
     async def _scrap(self, entry: Entry) -> None:
         try:

@@ -34,6 +34,7 @@ from capsule.service.execs import Execs
 from capsule.service.files import Files
 from capsule.service.live import LiveExec
 from capsule.service.lock import DirectoryLock
+from capsule.service.pausing import Pausing
 from capsule.service.pulse import Pulse
 from capsule.service.reaper import Reaper
 from capsule.service.room import Room
@@ -75,10 +76,11 @@ class Service:
         admission = Admission(config, catalog, self._capabilities, self._clock, late=late)
         self._sandboxes = Sandboxes(self._parts, admission)
         self._pulse = Pulse(self._parts, self._sandboxes)
-        self._access = Access(self._sandboxes, self._pulse, self._clock)
+        self._pausing = Pausing(self._parts, self._sandboxes)
+        self._access = Access(self._sandboxes, self._pulse, self._pausing, self._clock)
         self._execs = Execs(self._parts, self._access)
         self._terminals = Terminals(self._access)
-        self.reaper = Reaper(self._parts, self._sandboxes, self._pulse)
+        self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)
         self._drained_by = math.inf  # by the loop's clock
         self._opened = AsyncExitStack()
 
@@ -212,6 +214,17 @@ class Service:
     async def keep_alive(self, id: str) -> Sandbox:
         """It ends no earlier than its own ttl from now."""
         return await self._sandboxes.keep_alive(id)
+
+    async def pause(self, id: str) -> Sandbox:
+        """Its programs stand still and keep all they have, until `resume`."""
+        entry = self._sandboxes.find(id)
+        await self._pausing.pause(entry)
+        return entry.view()
+
+    async def resume(self, id: str) -> Sandbox:
+        entry = self._sandboxes.find(id)
+        await self._pausing.resume(entry)
+        return entry.view()
 
     async def metrics(self, id: str) -> Usage:
         visit = self._access.visit(id)

@@ -30,6 +30,8 @@ class Sandbox:
     reason: str = ""  # why it failed or is going; "" otherwise
     progress: str = ""  # what its creation is doing, if that takes its time
     about: Mapping[str, str] = field(default_factory=dict)  # its box: runtime, image, transport …
+    on_timeout: str = "delete"  # or "pause": what happens at the end of its ttl, or when it is idle
+    auto_resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class CreateRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     provider: str | None = None
     runtime: str | None = None  # of the provider's engine; None: the template's, or the default
+    on_timeout: str = "delete"  # or "pause"
+    auto_resume: bool = False
     idempotency_key: str | None = None
 
 

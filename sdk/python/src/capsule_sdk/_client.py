@@ -34,6 +34,8 @@ class CreateOptions(TypedDict, total=False):
     metadata: Mapping[str, str] | None
     provider: str | None
     runtime: str | None  # of the provider's engine, such as "runsc"
+    on_timeout: str | None  # "delete" or "pause": at the end of its ttl, and when it is idle
+    auto_resume: bool | None  # whoever uses it while it is paused wakes it
     idempotency_key: str | None
 
 

@@ -119,6 +119,16 @@ class SandboxMethods(FileMethods):
         return (yield from self._inform("keepAlive", {}))
 
     @method
+    def pause(self) -> Flow[SandboxInfo]:
+        """Let everything in it stand still; memory and processes are kept until `resume`."""
+        return (yield from self._inform("pause", {}))
+
+    @method
+    def resume(self) -> Flow[SandboxInfo]:
+        """Let a paused sandbox go on."""
+        return (yield from self._inform("resume", {}))
+
+    @method
     def metrics(self) -> Flow[Metrics]:
         """What it uses: CPU time, memory, disk, processes."""
         return Metrics.from_json((yield from self._rpc("metrics", {})))

@@ -203,6 +203,8 @@ class SandboxInfo:
     reason: str | None = None
     progress: str = ""  # what its creation is doing, if that takes its time
     about: Mapping[str, str] = field(default_factory=dict)  # runtime, image, transport …
+    on_timeout: str = "delete"  # or "pause"
+    auto_resume: bool = False
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> SandboxInfo:

@@ -68,10 +68,19 @@ class DockerBox(Box):
                 await self._engine.wait(self._name, END_WITHIN)
 
     async def pause(self) -> None:
-        await self._engine.pause(self._name)
+        await self._shift(self._engine.pause, paused=True)
 
     async def resume(self) -> None:
-        await self._engine.resume(self._name)
+        await self._shift(self._engine.resume, paused=False)
+
+    async def _shift(self, ask: Callable[[str], Awaitable[None]], *, paused: bool) -> None:
+        """An Engine refuses to pause what is paused; each version has its own error for it."""
+        try:
+            await ask(self._name)
+        except CapsuleError:
+            state = await self.state()
+            if not state.get("Running") or bool(state.get("Paused")) is not paused:
+                raise
 
     async def ping(self, within: float) -> dict[str, Any]:
         return await AgentLink(self.connect, timeout=within).ping()

@@ -52,6 +52,10 @@ class Cgroups:
     def enforces(self, controller: str) -> bool:
         return controller in self.bases
 
+    @property
+    def freezes(self) -> bool:
+        return "freezer.state" in self.files or "cgroup.freeze" in self.files
+
     def entries(self, box: str, limits: Limits, *, memory: int) -> list[dict[str, Any]]:
         """The `cgroups` of a launch request. `memory` is what may be charged, disk included."""
         settings = _settings_v2 if self.version == 2 else _settings_v1

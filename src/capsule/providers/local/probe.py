@@ -155,9 +155,17 @@ def capabilities(facts: Facts, settings: LocalSettings, backing: str | None) -> 
         provider="local",
         usable=usable,
         isolation=level if usable else Isolation.NONE,
+        features=features(facts, level) if usable else frozenset(),
         unenforced=tuple(unenforced(facts, level, backing or "none")),
         findings=(*findings, *_interpreters(settings.templates)),
     )
+
+
+def features(facts: Facts, level: Isolation) -> frozenset[str]:
+    found = set()
+    if level is Isolation.NAMESPACES or facts.cgroups.freezes:
+        found.add("pause")  # without a freezer pid 1 stops everybody in its namespace
+    return frozenset(found)
 
 
 def _levels(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:

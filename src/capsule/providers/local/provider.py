@@ -20,6 +20,7 @@ import structlog
 
 from capsule.errors import CapsuleError, NotSupportedError, UnavailableError
 from capsule.host_errors import host_errors
+from capsule.link.link import AgentLink
 from capsule.link.unix import NobodyListensError, connect_unix
 from capsule.model import Handle, Isolation, Limits, SandboxId, SandboxSpec, Template, Unenforced
 from capsule.providers.cleanup import finish, to_the_end
@@ -308,6 +309,12 @@ class LocalBox(Box):
 
     async def connect(self) -> ByteStream:
         return await connect_unix(self._socket)
+
+    async def pause(self) -> None:
+        await AgentLink(self.connect).freeze()
+
+    async def resume(self) -> None:
+        await AgentLink(self.connect).thaw()
 
     async def destroy(self) -> None:
         try:

@@ -1,0 +1,114 @@
+/* A paused box: everybody in it stands still and keeps what they have. By the freezer of the box's cgroups where there is
+ * one; else pid 1 stops everybody in its namespace, where nobody is left who could let them go on. The keeper and pid 1 are
+ * not members: they go on answering. While the box stands still, so do the clocks of its execs. */
+#include "keeper.h"
+#include <stdio.h>
+
+#define FREEZE_WITHIN 5000.0 /* ms; a program in the middle of a long disk access takes its time */
+#define LOOK_EVERY 1.0
+
+static bool write_in(const char *dir, const char *name, const char *text) {
+    char path[4200];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    cleanup_fd int fd = open(path, O_WRONLY | O_CLOEXEC);
+    return fd >= 0 && write(fd, text, strlen(text)) > 0;
+}
+
+static bool says(const char *dir, const char *name, const char *word) {
+    char path[4200], text[512];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    cleanup_fd int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
+    text[n > 0 ? n : 0] = 0;
+    return strstr(text, word);
+}
+
+/* Both spellings are tried where it does not matter: a directory has one of these files, or none. */
+void thaw_cgroup(const char *dir) {
+    if (!write_in(dir, "freezer.state", "THAWED")) write_in(dir, "cgroup.freeze", "0");
+}
+
+static const char *freezer(void) {
+    char path[4200];
+    for (int i = 0; i < box.ncgroups; i++) {
+        snprintf(path, sizeof path, "%s/%s", box.cgroups[i], box.cgroup_version == 2 ? "cgroup.freeze" : "freezer.state");
+        if (!access(path, W_OK)) return box.cgroups[i];
+    }
+    return NULL;
+}
+
+static bool freeze_cgroup(const char *dir) { /* asked again, version 1 takes up who was born meanwhile */
+    if (box.cgroup_version == 2) return write_in(dir, "cgroup.freeze", "1") && says(dir, "cgroup.events", "frozen 1");
+    return write_in(dir, "freezer.state", "FROZEN") && says(dir, "freezer.state", "FROZEN");
+}
+
+static void let_go(void) {
+    const char *dir = freezer();
+    if (dir) thaw_cgroup(dir);
+    else ctl_tell(&(struct ctl){.command = C_THAW}, NULL, 0);
+    double stood = now_ms() - keeper.frozen_at;
+    for (struct exec *e = keeper.execs; e; e = e->next) {
+        if (e->deadline > 0) e->deadline += stood;
+        if (e->grace_at > 0) e->grace_at += stood;
+    }
+    keeper.frozen = false;
+    keeper.freeze_look = 0;
+}
+
+static void answer(bool ok) {
+    for (struct conn *c = keeper.conns; c; c = c->next) {
+        if (c->role != ROLE_FREEZE || c->closing) continue;
+        if (ok) conn_reply(c);
+        else conn_error(c, "busy", 0, "freeze", "not every process of the box could be stopped");
+    }
+    keeper.freeze_look = 0;
+}
+
+void freeze_request(struct conn *c) {
+    if (box.container || (!freezer() && !box.namespaces))
+        return conn_error(c, "unsupported", 0, "freeze", "this host gives boxes no freezer");
+    c->role = ROLE_FREEZE;
+    if (keeper.frozen && !keeper.freeze_look) return conn_reply(c);
+    if (!keeper.freeze_look) keeper.freeze_by = now_ms() + FREEZE_WITHIN;
+    keeper.freeze_look = now_ms();
+}
+
+/* A kill that is under way is waited for: what is frozen does not die. */
+static bool killing(void) {
+    for (struct exec *e = keeper.execs; e; e = e->next)
+        if (e->killing) return true;
+    return false;
+}
+
+void freeze_tick(double now) {
+    if (keeper.freeze_look <= 0 || now < keeper.freeze_look) return;
+    if (now > keeper.freeze_by) {
+        if (keeper.frozen) let_go();
+        return answer(false);
+    }
+    keeper.freeze_look = now + LOOK_EVERY;
+    if (!keeper.frozen && killing()) return;
+    if (!keeper.frozen) keeper.frozen_at = now;
+    keeper.frozen = true;
+    const char *dir = freezer();
+    if (!dir) ctl_tell(&(struct ctl){.command = C_FREEZE}, NULL, 0);
+    else if (freeze_cgroup(dir)) answer(true);
+}
+
+void freeze_heard(const struct ctl *m) {
+    if (m->status && keeper.frozen && keeper.freeze_look > 0) answer(true);
+}
+
+void thaw_request(struct conn *c) {
+    if (keeper.frozen) {
+        let_go();
+        answer(false);
+    }
+    conn_reply(c);
+}
+
+/* Everybody has been killed: let them die. */
+void freeze_end(void) {
+    const char *dir = keeper.frozen ? freezer() : NULL;
+    if (dir) thaw_cgroup(dir);
+}

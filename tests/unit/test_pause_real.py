@@ -1,0 +1,168 @@
+"""Pausing real boxes: nothing moves, nothing is lost, and what is asked meanwhile is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from capsule.errors import CapsuleError, GoneError, WrongStateError
+from capsule.model import Reason, State
+from capsule.service import CreateRequest, ExecCall, Service
+from tests.support import eventually
+from tests.unit.test_service_real import boxes, folder, keeper, serving
+
+pytestmark = pytest.mark.real
+__all__ = ["folder"]
+
+COUNTING = "i=0; while :; do i=$((i+1)); echo $i > n; done"
+
+
+def sh(text: str, **options: object) -> ExecCall:
+    return ExecCall(("sh", "-c", text), **options)  # type: ignore[arg-type]
+
+
+async def count(service: Service, id: str) -> int:
+    async with service.files(id).read("n") as reader:
+        return int(b"".join([chunk async for chunk in reader]) or b"0")
+
+
+async def cpu(service: Service, id: str) -> float:
+    """As its agent tells, which is not paused."""
+    link = service._sandboxes.find(id).link
+    assert link is not None
+    return (await link.usage()).cpu_ms or 0.0
+
+
+async def counting(service: Service, **options: object) -> str:
+    id = (await service.create(CreateRequest("bash", **options))).id  # type: ignore[arg-type]
+    async with await service.start(id, sh(COUNTING, timeout=600)):
+        await eventually(lambda: _counts(service, id), what="its loop to count")
+    return id
+
+
+async def _counts(service: Service, id: str) -> bool:
+    try:
+        return await count(service, id) > 10
+    except (CapsuleError, ValueError):
+        return False
+
+
+async def test_nothing_moves_while_it_is_paused_and_all_goes_on_after(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await counting(service)
+        assert (await service.pause(id)).state is State.PAUSED
+        before = await cpu(service, id)
+        with pytest.raises(WrongStateError, match="is paused"):
+            await service.exec(id, sh("true"))
+        with pytest.raises(WrongStateError):
+            await service.files(id).stat("n")
+        await asyncio.sleep(0.3)  # the time in which it would have moved
+        assert await cpu(service, id) - before < 30
+        assert (await service.pause(id)).state is State.PAUSED
+        assert (await service.resume(id)).state is State.RUNNING
+        first = await count(service, id)
+        await eventually(lambda: _beyond(service, id, first), what="its loop to go on")
+        assert (await service.exec(id, sh("echo here"))).stdout == b"here\n"
+
+
+async def _beyond(service: Service, id: str, than: int) -> bool:
+    try:
+        return await count(service, id) > than
+    except ValueError:
+        return False
+
+
+async def test_a_fork_bomb_is_paused_too(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest("bash"))).id
+        bomb = "while :; do sh -c 'sh -c true & sh -c true' & sleep 0.001; done"
+        async with await service.start(id, sh(bomb, timeout=600)):
+            await service.pause(id)
+            before = await cpu(service, id)
+            await asyncio.sleep(0.2)
+            assert await cpu(service, id) - before < 30
+            await service.delete(id)
+        assert boxes(folder) == []
+
+
+async def test_the_timeout_of_an_exec_stands_still_with_it(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest("bash"))).id
+        running = asyncio.create_task(service.exec(id, sh("echo up > up; sleep 0.5", timeout=1.0)))
+        await eventually(lambda: _there(service, id, "up"), what="it to run")
+        await service.pause(id)
+        await asyncio.sleep(1.2)
+        assert not running.done()
+        await service.resume(id)
+        assert (await running).exit.reason is Reason.EXITED
+
+
+async def _there(service: Service, id: str, path: str) -> bool:
+    try:
+        return (await service.files(id).stat(path)).size > 0
+    except CapsuleError:
+        return False
+
+
+async def test_a_paused_one_is_deleted_at_once_and_completely(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await counting(service)
+        record = service._sandboxes.find(id)
+        groups = [Path(each) for each in (record.handle or {}).get("cgroups", ())]
+        await service.pause(id)
+        async with asyncio.timeout(2):
+            await service.delete(id)
+        assert boxes(folder) == [] and not any(group.exists() for group in groups)
+        with pytest.raises(GoneError):
+            await service.resume(id)
+
+
+async def test_what_was_stopped_before_stays_so(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest("bash"))).id
+        call = sh("sh -c 'echo $$ > pid; kill -STOP $$; echo went > on' & wait", timeout=600)
+        async with await service.start(id, call):
+            state = sh("cut -d' ' -f3 /proc/$(cat pid)/stat")
+
+            async def stopped() -> bool:
+                return (await service.exec(id, state)).stdout == b"T\n"
+
+            await eventually(stopped, what="it to stop itself")
+            await service.pause(id)
+            await service.resume(id)
+            assert await stopped()
+
+
+async def test_traffic_wakes_one_that_asked_for_it(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await counting(service, auto_resume=True)
+        await service.pause(id)
+        calls = [service.exec(id, sh("echo awake")) for _ in range(8)]
+        assert {r.stdout for r in await asyncio.gather(*calls)} == {b"awake\n"}
+        assert service.get(id).state is State.RUNNING
+
+
+async def test_a_restarted_server_finds_it_paused(folder: Path) -> None:
+    async with serving(folder, drain="keep") as service:
+        id = await counting(service)
+        await service.pause(id)
+    async with serving(folder) as service:
+        assert service.get(id).state is State.PAUSED
+        before = await cpu(service, id)
+        await asyncio.sleep(0.2)
+        assert await cpu(service, id) - before < 30
+        await service.resume(id)
+        assert (await service.exec(id, sh("echo here"))).stdout == b"here\n"
+
+
+async def test_a_keeper_that_is_killed_leaves_nothing_frozen_behind(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await counting(service)
+        await service.pause(id)
+        os.kill(keeper(folder, id), signal.SIGKILL)
+        await service.delete(id)
+        assert boxes(folder) == []
