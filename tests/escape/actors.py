@@ -7,12 +7,14 @@ function that finds evidence of a success, independent of what the program says.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import secrets
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from typing import Any
 
 from tests.escape.machine import Sandbox, system_python
 from tests.support import wait_for
+from tests.support.engine import EngineApi
 from tests.support.users import User
 
 Evidence = Callable[[str], str | None]
@@ -32,6 +35,7 @@ class Scene:
     user: User  # whose processes and files they are
     sandbox: Sandbox | None  # None: nothing is confined
     level: str = ""
+    shared: bool = False  # a neighbour may be one that others had before
     token: str = field(default_factory=lambda: f"token-{secrets.token_hex(8)}")
 
     def spawn(self, code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -137,6 +141,25 @@ def busy_program(scene: Scene) -> Iterator[Acting]:
     path = Path("/usr/bin/env")
     with _repeating(lambda: path.read_bytes()[:1]):
         yield Acting({"busy": str(path)}, lambda output: None)
+
+
+@contextmanager
+def locker(scene: Scene) -> Iterator[Acting]:
+    """Somebody of the host who locks a file below /usr for himself now and then."""
+    # Another one in each worker: two of them would meet.
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    path = Path("/usr/bin", ("env", "cat", "head", "tail")[int(worker) % 4])
+    waited: list[str] = []
+
+    def lock() -> None:
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waited.append(f"the host must wait for {path}")
+
+    with _repeating(lock):
+        yield Acting({"wanted": str(path)}, lambda output: waited[0] if waited else None)
 
 
 @contextmanager
@@ -399,17 +422,42 @@ def neighbour(scene: Scene) -> Iterator[Acting]:
             yield Acting(args, scene.seen)
         return
     driver = scene.sandbox.driver
-    with driver.box(scene.level) as other:
+    with driver.box(scene.level, shared=scene.shared) as other:
         running = other.send("python3", "-c", NEIGHBOUR, str(key), env=secret)
         wait_for(lambda: "ready" in other.ask("list", "/workspace")["names"], what="the neighbour")
         disk = other.handle.get("disk_dir")
-        args = {"key": key, "pid": _pid_with(scene.token), "keeper": other.handle["keeper"]}
+        keeper = other.handle["keeper"]  # where the host sees no programs, it stands for them
+        args = {"key": key, "pid": _pid_with(scene.token) or keeper, "keeper": keeper}
         args["folder"] = f"{disk}/workspace" if disk else "/workspace"
         args["tmp"] = f"{disk}/tmp" if disk else "/tmp"
         yield Acting(args, scene.seen)
         other.write("/workspace/done")
         ended = driver.wait(running)
         assert ended["exit_code"] == 0, f"the neighbour came to harm: {ended}"
+
+
+@contextmanager
+def cpu_meter(scene: Scene) -> Iterator[Acting]:
+    """What a container used of the CPU, as the host counts it: gVisor's own clock is not exact."""
+    groups = scene.sandbox.handle["cgroups"] if scene.sandbox else []
+    files = [Path(group, name) for group in groups for name in ("cpuacct.usage", "cpu.stat")]
+    counters = [file for file in files if file.exists() and scene.shared]
+    start, before = time.monotonic(), [_cpu_seconds(file) for file in counters]
+
+    def evidence(output: str) -> str | None:
+        spent = time.monotonic() - start
+        used = [_cpu_seconds(file) - then for file, then in zip(counters, before, strict=True)]
+        more = max(used, default=0.0) > 1.3 * spent + 0.1
+        return f"it used {max(used):.2f} s of CPU in {spent:.2f} s" if more else None
+
+    yield Acting({}, evidence)
+
+
+def _cpu_seconds(file: Path) -> float:
+    words = file.read_text().split()
+    if file.name == "cpuacct.usage":
+        return int(words[0]) / 1e9
+    return int(words[words.index("usage_usec") + 1]) / 1e6 if "usage_usec" in words else 0.0
 
 
 @contextmanager
@@ -451,11 +499,33 @@ def _pid_with(token: str) -> int:
     return 0
 
 
+@contextmanager
+def engine(scene: Scene) -> Iterator[Acting]:
+    """The Engine that made the sandbox: where it listens, and where it keeps the sandbox."""
+    assert scene.sandbox is not None
+    api = EngineApi(scene.sandbox.handle["engine"])
+    try:
+        found = api.get(f"/containers/{scene.sandbox.handle['container']}/json")
+    finally:
+        api.close()
+    folders = [
+        words for layers in found["GraphDriver"]["Data"].values() for words in layers.split(":")
+    ]
+    folders += [mount["Source"] for mount in found["Mounts"]]
+    folders += [found[key] for key in ("ResolvConfPath", "HostnamePath", "HostsPath")]
+    listening = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
+    words = ("docker", "containerd", "shim", "capsule")
+    sockets = [path.replace("@", "\0") for path in listening if any(w in path for w in words)]
+    args = {"folders": [path for path in folders if path], "sockets": sorted(set(sockets))}
+    assert all(args.values())
+    yield Acting(args, lambda output: None)
+
+
 ACTORS: dict[str, Callable[[Scene], AbstractContextManager[Acting]]] = {
     actor.__name__: actor
     for actor in (
-        open_file, own_file, shared_folder, host_program, busy_folder, busy_program, victim,
+        open_file, own_file, shared_folder, host_program, busy_folder, busy_program, locker, victim,
         tcp_service, unix_service, abstract_service, udp_mailbox, unix_mailbox, shared_memory,
-        message_queue, terminal, neighbour,
+        message_queue, terminal, neighbour, engine, cpu_meter,
     )
 }  # fmt: skip

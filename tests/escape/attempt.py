@@ -1,8 +1,8 @@
 """An attempt to get out: a small program that says whether it did, and what the host says of it.
 
-Each module of this folder holds a list of attempts. `cases(ATTEMPTS)` runs each in a real sandbox
-at every level as every kind of user; `proofs(ATTEMPTS)` runs the same program without a sandbox,
-where it must succeed: an attempt that could not work anyway proves nothing.
+Each module of this folder holds a list of attempts. `cases(ATTEMPTS)` runs each in every kind of
+sandbox (a cell); `proofs(ATTEMPTS)` runs the same program without a sandbox, where it must succeed:
+an attempt that could not work anyway proves nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ import pytest
 
 LEVELS = ("namespaces", "landlock")
 USERS = ("root", "user")
-CELLS = tuple(f"{level}-{who}" for level in LEVELS for who in USERS)
+CONTAINERS = ("docker", "gvisor")  # made by an Engine, with runc and with runsc
+RELAYED = ("docker-relay", "gvisor-relay")  # the same, reached through the Engine
+LOCAL = tuple(f"{level}-{who}" for level in LEVELS for who in USERS)
+CELLS = (*LOCAL, *CONTAINERS)
 
 # Who runs the proof. Anything else in `proof` is the reason why there is none.
 PEER = "peer"  # an ordinary user
@@ -28,10 +31,7 @@ ROOT = "root"
 
 # What a program finds before its own lines. `escaped` ends it; an OSError is a refusal.
 PRELUDE = '''
-import ctypes, errno, fcntl, json, mmap, os, resource, select, signal, socket, stat, struct
-import subprocess, sys, time
 A = json.loads(sys.argv[1])
-libc = ctypes.CDLL(None, use_errno=True)
 
 def say(word, what):
     os.write(1, f"{word} {what}\\n".encode())
@@ -39,6 +39,17 @@ def say(word, what):
 
 def escaped(what): say("ESCAPED", what)
 def absent(what): say("ABSENT", what)
+
+def put(path, text):
+    """Written at once: what a file object keeps for later fails where nobody looks."""
+    fd = os.open(path, os.O_WRONLY)
+    os.write(fd, text.encode())
+    os.close(fd)
+'''
+
+# And before lines that use it.
+CALLS = '''
+libc = ctypes.CDLL(None, use_errno=True)
 
 def check(result):
     if result == -1:
@@ -54,12 +65,6 @@ def call(name, *arguments):
     libc.syscall.restype = ctypes.c_long
     return check(libc.syscall(ctypes.c_long(A["nr"][name]), *given))
 
-def put(path, text):
-    """Written at once: what a file object keeps for later fails where nobody looks."""
-    fd = os.open(path, os.O_WRONLY)
-    os.write(fd, text.encode())
-    os.close(fd)
-
 def tried(name, *arguments):
     """The errno of a call: 0 when it worked."""
     try:
@@ -68,6 +73,12 @@ def tried(name, *arguments):
         return error.errno
     return 0
 '''
+
+# Imported where they are named: in some sandboxes each takes its milliseconds.
+MODULES = (
+    "ctypes", "errno", "fcntl", "json", "mmap", "os", "resource", "select", "signal", "socket",
+    "stat", "struct", "subprocess", "sys", "time",
+)  # fmt: skip
 
 ENDING = """
 except OSError as error:
@@ -93,12 +104,17 @@ class Attempt:
     terminal: str = ""  # "both", or "proof": it only has one without a sandbox
     hardened: bool = False  # some hosts refuse it to everybody: then there is no proof
     unenforced: str = ""  # `stands` only where the sandbox says that this limit is not enforced
+    fatal: Mapping[str, str] = field(default_factory=dict)  # cell: why the sandbox may end with it
+    moot: Mapping[str, str] = field(default_factory=dict)  # cell: why it has no meaning there
     args: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
 
     def program(self) -> str:
         lines = textwrap.dedent(self.code).strip("\n") or "pass"
-        return f"{PRELUDE}\ntry:\n{textwrap.indent(lines, '    ')}{ENDING}"
+        calls = CALLS if re.search(r"\b(libc|ctypes|check|call|tried)\b", lines) else ""
+        text = f"{PRELUDE}{calls}\ntry:\n{textwrap.indent(lines, '    ')}{ENDING}"
+        modules = [name for name in MODULES if re.search(rf"\b{name}\.", text)]
+        return f"import {', '.join(modules)}\n{text}"
 
     def names(self) -> set[str]:
         """Every quoted word: among them are the system calls it makes by number."""
@@ -133,24 +149,32 @@ class Row:
     what: str
     proof: str
     stands: tuple[tuple[str, str], ...]
+    fatal: tuple[tuple[str, str], ...]
+    moot: tuple[tuple[str, str], ...]
+    cells: tuple[str, ...]
+
+    @classmethod
+    def of(cls, module: str, given: Attempt, cells: tuple[str, ...]) -> Row:
+        stands, fatal, moot = (
+            tuple(sorted(reasons.items())) for reasons in (given.stands, given.fatal, given.moot)
+        )
+        return cls(module, given.name, given.what, given.proof, stands, fatal, moot, cells)
 
 
 ROWS: list[Row] = []
 
 
-def cases(attempts: Iterable[Attempt]) -> pytest.MarkDecorator:
+def cases(attempts: Iterable[Attempt], cells: tuple[str, ...] = CELLS) -> pytest.MarkDecorator:
     """Every attempt in every cell; where one is known to work, a strict expected failure."""
     given = list(attempts)
     module = Path(inspect.stack()[1].filename).stem
-    ROWS.extend(
-        Row(module, a.name, a.what, a.proof, tuple(sorted(a.stands.items()))) for a in given
-    )
+    ROWS.extend(Row.of(module, attempt, cells) for attempt in given)
     return pytest.mark.parametrize(
         ("attempt", "cell"),
         [
-            pytest.param(a, cell, id=f"{a.name}-{cell}", marks=_known(_always(a, cell), GotOut))
+            pytest.param(a, cell, id=f"{a.name}-{cell}", marks=_marks(a, cell))
             for a in given
-            for cell in CELLS
+            for cell in cells
         ],
         indirect=["cell"],
     )
@@ -162,22 +186,29 @@ def proofs(attempts: Iterable[Attempt]) -> pytest.MarkDecorator:
 
 
 def scenario(
-    name: str, what: str, *, proof: str, stands: Mapping[str, str] | None = None
+    name: str,
+    what: str,
+    *,
+    proof: str,
+    stands: Mapping[str, str] | None = None,
+    moot: Mapping[str, str] | None = None,
+    cells: tuple[str, ...] = CELLS,
 ) -> pytest.MarkDecorator:
     """For a test that is an attempt by itself: it takes `cell`, and asserts what it wants."""
-    known = dict(stands or {})
+    given = Attempt(name, what, proof=proof, stands=stands or {}, moot=moot or {})
     module = Path(inspect.stack()[1].filename).stem
-    ROWS.append(Row(module, name, what, proof, tuple(sorted(known.items()))))
+    ROWS.append(Row.of(module, given, cells))
     params = [
-        pytest.param(cell, id=cell, marks=_known(known.get(cell), AssertionError)) for cell in CELLS
+        pytest.param(cell, id=cell, marks=_marks(given, cell, AssertionError)) for cell in cells
     ]
     return pytest.mark.parametrize("cell", params, indirect=True)
 
 
-def _always(attempt: Attempt, cell: str) -> str | None:
-    """Why it stands in this cell whatever the machine; see `holds` for what depends on that."""
-    return None if attempt.unenforced else attempt.stands.get(cell)
-
-
-def _known(reason: str | None, raises: type[AssertionError]) -> tuple[pytest.MarkDecorator, ...]:
-    return (pytest.mark.xfail(reason=reason, strict=True, raises=raises),) if reason else ()
+def _marks(
+    attempt: Attempt, cell: str, raises: type[AssertionError] = GotOut
+) -> tuple[pytest.MarkDecorator, ...]:
+    """What stands whatever the machine; see `holds` for what depends on that."""
+    if reason := attempt.moot.get(cell):
+        return (pytest.mark.skip(reason=reason),)
+    always = None if attempt.unenforced else attempt.stands.get(cell)
+    return (pytest.mark.xfail(reason=always, strict=True, raises=raises),) if always else ()

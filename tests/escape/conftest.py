@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from capsule.providers.local.syscalls import numbers
 from tests.escape.actors import ACTORS, Acting, Scene
-from tests.escape.attempt import ALONE, ROOT, Attempt, GotOut, Verdict, verdict
+from tests.escape.attempt import ALONE, LOCAL, RELAYED, ROOT, Attempt, GotOut, Verdict, verdict
 from tests.escape.machine import (
     Driver,
+    NoAnswer,
     Refused,
     Sandbox,
     driver_of,
@@ -27,25 +29,36 @@ from tests.escape.machine import (
     system_python,
 )
 from tests.support import component_missing
+from tests.support.images import Images
 from tests.support.users import User, ordinary_user
 
+GONE = "UnavailableError"  # what a client is told of a box that has ended
 SOURCES = Path(__file__).with_name("c")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A level, and the kind of user the server runs as."""
+    """A kind of sandbox: what makes it, and whom the server runs as."""
 
+    name: str
     level: str
     who: str
     driver: Driver
 
     @property
-    def name(self) -> str:
-        return f"{self.level}-{self.who}"
+    def container(self) -> bool:
+        return self.name not in LOCAL
 
-    def box(self, **limits: object) -> AbstractContextManager[Sandbox]:
-        return self.driver.box(self.level, **limits)
+    @property
+    def gvisor(self) -> bool:
+        return self.name.startswith("gvisor")
+
+    def scene(self, folder: Path, sandbox: Sandbox) -> Scene:
+        return Scene(folder, self.driver.user, sandbox, self.level, self.container)
+
+    def box(self, *, fresh: bool = False, **options: Any) -> AbstractContextManager[Sandbox]:
+        """A container takes a while to make: attempts share it, unless they ask for a fresh one."""
+        return self.driver.box(self.level, shared=self.container and not fresh, **options)
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +91,8 @@ def agent_for_all(agent: Path, user: User) -> Path:
 
 @pytest.fixture
 def cell(request: pytest.FixtureRequest) -> Cell:
+    if request.param not in LOCAL:
+        return _container_cell(request.param, request)
     level, who = request.param.split("-")
     if who == "root" and os.getuid() != 0:
         pytest.skip("needs root, the suite runs as an ordinary user")
@@ -86,7 +101,27 @@ def cell(request: pytest.FixtureRequest) -> Cell:
         driver.ask("open", level)
     except Refused as refusal:
         pytest.skip(f"no level {level} here: {refusal}")
-    return Cell(level, who, driver)
+    return Cell(request.param, level, who, driver)
+
+
+def _container_cell(name: str, request: pytest.FixtureRequest) -> Cell:
+    images: Images = request.getfixturevalue("images")
+    url: str = request.getfixturevalue("docker_url")
+    gvisor = name.startswith("gvisor")
+    runtime = request.getfixturevalue("runsc") if gvisor else "runc"
+    who = "root" if os.getuid() == 0 else "user"
+    driver: Driver = request.getfixturevalue(f"{who}_driver")
+    way = "engine" if name in RELAYED else "auto"
+    driver.ask("open", name, image=images.python, host=url, runtime=runtime, transport=way)
+    return Cell(name, name, who, driver)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who takes a container needs the images: so the wait for them is not the test's own time."""
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            if item.callspec.params.get("cell", LOCAL[0]) not in LOCAL:
+                item.fixturenames.append("images")
 
 
 @pytest.fixture(scope="session")
@@ -151,19 +186,37 @@ def inside(cell: Cell, folder: Path, helpers: Path, request: pytest.FixtureReque
         with cell.box(**attempt.limits) as sandbox:
             if cell.name in attempt.stands and attempt.unenforced in sandbox.handle["unenforced"]:
                 request.applymarker(_not_enforced(attempt, cell, sandbox))
-            scene = Scene(folder, cell.driver.user, sandbox, cell.level)
+            scene = cell.scene(folder, sandbox)
             if attempt.binary:
                 sandbox.put(helpers / attempt.binary, attempt.binary)
             with acting(attempt.actors, scene) as actors:
-                args = _arguments(attempt, actors, keeper=sandbox.handle["keeper"])
+                keeper = sandbox.handle["keeper"]
+                args = _arguments(attempt, actors, keeper=keeper, gvisor=cell.gvisor)
                 argv = ["python3", "-c", attempt.program(), args]
+                if cell.name in attempt.fatal:
+                    return _last_attempt(attempt, sandbox, argv)
                 ended = sandbox.exec(*argv, tty=attempt.terminal == "both")
                 output = (ended["out"] + ended["err"]).replace("\r\n", "\n")
                 found = _judge(attempt, output, ended["signal"], actors)
-            assert sandbox.answers(), "the agent answers no more"
+            if not cell.container:
+                assert sandbox.answers(), "the agent answers no more"
             return found
 
     return run
+
+
+def _last_attempt(attempt: Attempt, sandbox: Sandbox, argv: list[str]) -> Verdict:
+    """The sandbox may end with it, or hang; but it must be possible to get rid of it."""
+    try:
+        ended = sandbox.driver.wait(sandbox.send(*argv), within=8)
+        found = _judge(attempt, ended["out"], ended["signal"] or ended["exit_code"], [])
+    except NoAnswer:
+        found = Verdict("BLOCKED", "the whole sandbox hangs")
+    except Refused as refusal:
+        assert refusal.kind == GONE
+        found = Verdict("BLOCKED", "the whole sandbox ended")
+    sandbox.destroy()
+    return found
 
 
 def _not_enforced(attempt: Attempt, cell: Cell, sandbox: Sandbox) -> pytest.MarkDecorator:

@@ -8,59 +8,84 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from capsule import agentbin
-from capsule.errors import CapsuleError
+from capsule.errors import CapsuleError, NotFoundError
 from capsule.link.link import AgentLink
 from capsule.model import ExecId, ExecRequest, Isolation, Limits, SandboxId, SandboxSpec, Template
-from capsule.providers.contract import Box
+from capsule.providers.contract import Box, Provider
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
 
 TEMPLATE = Template("escape", needs=("python3",))
+TIDY = "exec rm -rf " + " ".join(
+    f"{place}/{names}"
+    for place in ("/workspace", "/tmp", "/var/tmp", "/dev/shm")
+    for names in ("*", ".[!.]*", "..?*")
+)
 
 
 class Driver:
     def __init__(self, base: Path) -> None:
         self.base = base
-        self.providers: dict[str, LocalProvider] = {}
+        self.providers: dict[str, Provider] = {}
+        self.engines: dict[str, str] = {}
+        self.templates: dict[str, Template] = {}
         self.boxes: dict[str, Box] = {}
+        self.execs: dict[str, set[ExecId]] = {}
 
-    async def open(self, level: str) -> dict[str, Any]:
-        """Where the level is missing: the reason, as an error."""
+    async def open(self, level: str, image: str = "", **engine: Any) -> dict[str, Any]:
+        """Where the level is missing: the reason, as an error. `engine` makes containers."""
         if level not in self.providers:
             home = self.base / level
-            settings = LocalSettings(
-                home / "data", home / "run", agentbin.find(), isolation=Isolation(level)
-            )
-            provider = LocalProvider(settings)
+            provider = _docker(home, engine) if engine else _local(home, level)
             await provider.open()
             self.providers[level] = provider
+            self.engines[level] = engine.get("host", "")
+            self.templates[level] = replace(TEMPLATE, image=image)
         return {}
 
-    async def create(self, level: str, name: str, limits: dict[str, Any]) -> dict[str, Any]:
-        spec = SandboxSpec(TEMPLATE, Limits(**limits))
+    async def create(
+        self, level: str, name: str, limits: dict[str, Any], image: str = ""
+    ) -> dict[str, Any]:
+        template = self.templates[level]
+        spec = SandboxSpec(replace(template, image=image or template.image), Limits(**limits))
         box = await self.providers[level].launch(SandboxId(name), spec)
         self.boxes[name] = box
         unenforced = [each.what for each in box.unenforced]
-        return {"unenforced": unenforced, "dir": str(self.base), **box.handle.data}
+        more = {"dir": str(self.base), "engine": self.engines.get(level)}
+        if more["engine"]:
+            more |= await _container(box)
+        return {"unenforced": unenforced, **box.handle.data, **more}
 
     async def destroy(self, name: str) -> dict[str, Any]:
         await self.boxes.pop(name).destroy()
         return {}
 
+    async def tidy(self, name: str, renamed: str) -> dict[str, Any]:
+        """End what runs in it, remove what was written: as new, under another name."""
+        link = self._link(name)
+        for id in self.execs.pop(name, ()):
+            with contextlib.suppress(NotFoundError):
+                await link.kill(id)
+        request = ExecRequest(("/bin/sh", "-c", TIDY), ExecId(f"{name}-tidy"), timeout=5.0, cwd="/")
+        exit, out, err, _ = await link.collect(request)
+        self.boxes[renamed] = self.boxes.pop(name)
+        return {"clean": exit.exit_code == 0, "said": _text(out + err)}
+
     async def exec(
         self, name: str, argv: list[str], id: str, input: str | None = None, **options: Any
     ) -> dict[str, Any]:
         request = ExecRequest(
-            tuple(argv), ExecId(id), stdin=input is not None, **{"timeout": 15.0, **options}
+            tuple(argv), self._id(name, id), stdin=input is not None, **{"timeout": 15.0, **options}
         )
         exit, out, err, carry = await self._link(name).collect(
             request, input=(input or "").encode()
@@ -69,18 +94,18 @@ class Driver:
 
     async def start(self, name: str, argv: list[str], id: str, **options: Any) -> dict[str, Any]:
         """The program runs on by itself; `wait` tells how it ended."""
-        request = ExecRequest(tuple(argv), ExecId(id), **{"timeout": 15.0, **options})
+        request = ExecRequest(tuple(argv), self._id(name, id), **{"timeout": 15.0, **options})
         async with await self._link(name).exec(request) as stream:
             return {"pid": stream.pid}
 
     async def wait(self, name: str, id: str) -> dict[str, Any]:
-        async with await self._link(name).attach(ExecId(id)) as stream:
+        async with await self._link(name).attach(self._id(name, id)) as stream:
             out = b"".join([item.data async for item in stream if hasattr(item, "data")])
             assert stream.exit is not None
             return {**asdict(stream.exit), "out": _text(out)}
 
     async def kill(self, name: str, id: str) -> dict[str, Any]:
-        return {"running": await self._link(name).kill(ExecId(id))}
+        return {"running": await self._link(name).kill(self._id(name, id))}
 
     async def write(self, name: str, path: str, data: str, **options: Any) -> dict[str, Any]:
         return asdict(await self._link(name).write(path, base64.b64decode(data), **options))
@@ -111,13 +136,53 @@ class Driver:
         return {"names": seen}
 
     async def aclose(self) -> None:
-        for provider in self.providers.values():
-            async for handle in provider.owned():
-                await provider.discard(handle)
-            await provider.aclose()
+        await asyncio.gather(*(_clear(provider) for provider in self.providers.values()))
 
     def _link(self, name: str) -> AgentLink:
         return AgentLink(self.boxes[name].connect)
+
+    def _id(self, name: str, id: str) -> ExecId:
+        """Unlike those that the same box had under another name."""
+        unique = ExecId(f"{name}-{id}")
+        self.execs.setdefault(name, set()).add(unique)
+        return unique
+
+
+async def _clear(provider: Provider) -> None:
+    left = [handle async for handle in provider.owned()]
+    await asyncio.gather(*(provider.discard(handle) for handle in left))
+    await provider.aclose()
+
+
+def _local(home: Path, level: str) -> Provider:
+    isolation = Isolation(level)
+    return LocalProvider(
+        LocalSettings(home / "data", home / "run", agentbin.find(), isolation=isolation)
+    )
+
+
+def _docker(home: Path, engine: dict[str, Any]) -> Provider:
+    from capsule.providers.docker.provider import DockerProvider
+    from capsule.providers.docker.settings import DockerSettings
+
+    return DockerProvider(
+        DockerSettings(home / "data", home / "run", agentbin.find(), pull="never", **engine)
+    )
+
+
+async def _container(box: Box) -> dict[str, Any]:
+    """What local boxes record. The keeper is pid 1, or the kernel it runs on."""
+    from capsule.providers.docker.box import DockerBox
+
+    assert isinstance(box, DockerBox)
+    pid = (await box.state())["Pid"]
+    return {"keeper": pid, "cgroups": await asyncio.to_thread(_cgroups, pid)}
+
+
+def _cgroups(pid: int) -> list[str]:
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    paths = [f"/sys/fs/cgroup/{names}{path}" for _, names, path in lines if path != "/"]
+    return [path for path in paths if os.path.isdir(path)]
 
 
 def _text(data: bytes) -> str:

@@ -20,8 +20,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support import component_missing
 from tests.support.users import User
 
@@ -52,6 +50,10 @@ class Refused(Exception):
         self.kind = kind
 
 
+class NoAnswer(AssertionError):
+    """The driver, or the agent that it asks, takes too long."""
+
+
 class Driver:
     """driver.py in a process of its own, as root or as somebody else."""
 
@@ -61,6 +63,7 @@ class Driver:
         self._answers: dict[int, dict[str, Any]] = {}
         self._left = b""
         self._names = count(1)
+        self._spare: dict[tuple[Any, ...], list[Sandbox]] = {}
         self.user = user  # whose processes and files are worth an attack from inside
 
     def send(self, op: str, *arguments: Any, **options: Any) -> int:
@@ -89,7 +92,7 @@ class Driver:
         pipe = self._process.stdout.fileno()
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            pytest.fail("the driver does not answer")
+            raise NoAnswer("the driver does not answer")
         self._left += (data := os.read(pipe, 1 << 20))
         assert data, "the driver is gone"
         *lines, self._left = self._left.split(b"\n")
@@ -98,15 +101,36 @@ class Driver:
             self._answers[answer.pop("n")] = answer
 
     @contextmanager
-    def box(self, level: str, **limits: Any) -> Iterator[Sandbox]:
-        name = f"x{next(self._names)}"
-        handle = self.ask("create", level, name, {**LIMITS, **limits})
-        sandbox = Sandbox(self, name, handle)
+    def box(
+        self, level: str, *, shared: bool = False, image: str = "", **limits: Any
+    ) -> Iterator[Sandbox]:
+        """A sandbox of one's own, or one that others had before and left as it was.
+
+        That its agent still answers is known of the second kind when it is tidied.
+        """
+        kind = (level, *sorted(limits.items()))
+        spare = self._spare.setdefault(kind, [])
+        sandbox = spare.pop() if shared and spare else self._create(level, image, limits)
         try:
             yield sandbox
+            if shared and not sandbox.destroyed and (again := self._tidy(sandbox)):
+                spare.append(again)
         finally:
             if not sandbox.destroyed:
                 sandbox.destroy()
+
+    def _create(self, level: str, image: str, limits: dict[str, Any]) -> Sandbox:
+        name = f"x{next(self._names)}"
+        handle = self.ask("create", level, name, {**LIMITS, **limits}, image=image)
+        return Sandbox(self, name, handle)
+
+    def _tidy(self, sandbox: Sandbox) -> Sandbox | None:
+        """The same with a name that nobody knows yet; None: not everything could be removed."""
+        name = f"x{next(self._names)}"
+        told = self.ask("tidy", sandbox.name, name)
+        again, sandbox.name = Sandbox(self, name, sandbox.handle), name
+        sandbox.destroyed = bool(told["clean"])
+        return again if told["clean"] else None
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -144,6 +168,12 @@ class Sandbox:
 
     def read(self, path: str) -> str:
         return str(self.ask("read", path)["data"])
+
+    def running(self, mark: str) -> list[str]:
+        """Threads of the host with this argument; gVisor's own, which has its programs inside."""
+        if self.handle["isolation"] != "gvisor":
+            return running_with(mark)
+        return sorted({pid for group in self.handle["cgroups"] for pid in _members(group)})
 
     def answers(self) -> bool:
         try:
@@ -235,6 +265,12 @@ def running_with(mark: str) -> list[str]:
             with suppress(OSError):
                 found += [task.name for task in (entry / "task").iterdir() if _has(task, mark)]
     return found
+
+
+def _members(cgroup: str) -> list[str]:
+    with suppress(FileNotFoundError):
+        return Path(cgroup, "cgroup.procs").read_text().split()
+    return []
 
 
 def _has(task: Path, mark: str) -> bool:

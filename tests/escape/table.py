@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from tests.escape.attempt import ALONE, CELLS, PEER, ROOT, ROWS, Row
+from tests.escape.attempt import ALONE, CELLS, PEER, RELAYED, ROOT, ROWS, Row
 
 README = Path(__file__).with_name("README.md")
 START = "<!-- table -->\n"
@@ -21,21 +21,31 @@ def rows() -> list[Row]:
 
 
 def table(found: list[Row]) -> str:
-    lines = [f"{len(found)} attempts, each in {len(CELLS)} kinds of sandboxes.\n"]
+    only = sum(not set(CELLS) <= set(row.cells) for row in found)
+    relayed = sum(set(RELAYED) <= set(row.cells) for row in found)
+    lines = [
+        f"{len(found)} attempts in {len(CELLS)} kinds of sandboxes; {only} of them in containers "
+        f"alone, {relayed} of them\nalso in containers that are reached through a relay.\n"
+    ]
     for module in dict.fromkeys(row.module for row in found):
         title = module.removeprefix("test_").replace("_", " ").capitalize()
         lines += [f"## {title}\n", "| attempt | what it tries | works outside |", "|---|---|---|"]
         lines += [_line(row) for row in found if row.module == module]
         lines.append("")
-    lines += ["## What is known to work\n", "| where | attempt | why |", "|---|---|---|"]
-    lines += [
+    lines += ["## What is known to work\n", *_reasons(found, "stands"), ""]
+    lines += ["## What may end the whole sandbox\n", *_reasons(found, "fatal"), ""]
+    lines += ["## What has no meaning\n", *_reasons(found, "moot")]
+    return "\n".join(lines) + "\n"
+
+
+def _reasons(found: list[Row], which: str) -> list[str]:
+    return ["| where | attempt | why |", "|---|---|---|"] + [
         f"| {cell} | {row.name} | {reason} |"
-        for cell in CELLS
+        for cell in (*CELLS, *RELAYED)
         for row in found
-        for where, reason in row.stands
+        for where, reason in getattr(row, which)
         if where == cell
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _line(row: Row) -> str:

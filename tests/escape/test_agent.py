@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.escape.actors import Scene, open_file, own_file, shared_folder
-from tests.escape.attempt import Attempt, cases, scenario
+from tests.escape.actors import open_file, own_file, shared_folder
+from tests.escape.attempt import CELLS, CONTAINERS, RELAYED, Attempt, cases, scenario
 from tests.escape.conftest import Cell
-from tests.escape.machine import SERVER_SECRET, Refused, Sandbox, running_with
+from tests.escape.machine import SERVER_SECRET, Refused, Sandbox
 from tests.support import wait_for
 
 pytestmark = pytest.mark.real
@@ -22,10 +22,31 @@ Check = Callable[[Attempt], None]
 
 OURS = "only a sandbox has an agent; see test_host_processes for the same against a process"
 
-# Every process of ours that a program could name: pid 1, its parent, the keeper.
+# Every process of ours that a program could name: pid 1, its parent, the keeper, all root's.
 PIDS = """
 pids = {1, os.getppid(), A["keeper"]} - {0, os.getpid()}
+try:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if os.stat(f"/proc/{name}").st_uid == 0: pids.add(int(name))
+except OSError:
+    pass
+def readable(*names):
+    refused = None
+    for pid in pids:
+        for name in names:
+            try:
+                if os.read(os.open(f"/proc/{pid}/{name}", os.O_RDONLY), 1): escaped(f"{pid} {name}")
+            except OSError as error:
+                refused = error
+    raise refused
 """
+
+GVISOR = ("gvisor", "gvisor-relay")
+LISTED = (
+    "the Engine's /proc hides nobody: that somebody of ours runs can be seen, and how busy it is"
+)
+GVISORS_PROC = "gVisor shows to everybody what /proc has about a process"
+NO_PRIORITIES = "gVisor lets everybody set a priority, and schedules without looking at it"
 
 ATTEMPTS = [
     Attempt(
@@ -119,14 +140,29 @@ raise refused
         proof=OURS,
     ),
     Attempt(
+        "nice-agent",
+        "take its priority: nice",
+        PIDS
+        + """
+for pid in pids:
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, 19)
+        escaped(pid)
+    except OSError as error:
+        refused = error
+raise refused
+""",
+        proof=OURS,
+        stands=dict.fromkeys(GVISOR, NO_PRIORITIES),
+    ),
+    Attempt(
         "slow-agent",
-        "take its priority: nice, scheduler, I/O class, CPUs",
+        "the same by scheduler, I/O class, CPUs",
         PIDS
         + """
 changed = []
 for pid in pids:
     for action in (
-        lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
         lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
         lambda: os.sched_setaffinity(pid, [0]),
         lambda: call("ioprio_set", 1, pid, 3 << 13),
@@ -154,17 +190,76 @@ for pid in pids:
         remote = struct.pack("QQ", address, 64)
         if tried("process_vm_readv", pid, local, 1, remote, 1, 0) == 0: escaped("read")
         if tried("process_vm_writev", pid, local, 1, remote, 1, 0) == 0: escaped("written")
-    for name in ("mem", "maps", "environ", "auxv", "syscall", "stack", "cmdline", "status", "exe"):
-        try:
-            if os.read(os.open(f"/proc/{pid}/{name}", os.O_RDONLY), 1): escaped(f"{pid} {name}")
-        except OSError as error:
-            refused = error
+    for name in ("exe", "cwd", "root"):
+        try: escaped(os.readlink(f"/proc/{pid}/{name}"))
+        except OSError as error: refused = error
+readable("mem", "syscall", "stack", "exe", "pagemap")
+""",
+        proof=OURS,
+    ),
+    Attempt(
+        "agents-descriptors",
+        "learn what it has open: /proc/PID/fd and fdinfo",
+        PIDS
+        + """
+for pid in pids:
     for fd in range(32):
         try: escaped(os.readlink(f"/proc/{pid}/fd/{fd}"))
         except OSError as error: refused = error
+readable("fdinfo/0")
+""",
+        proof=OURS,
+        stands=dict.fromkeys(GVISOR, f"{GVISORS_PROC}, descriptors among them; not to open them"),
+    ),
+    Attempt(
+        "open-agents-descriptors",
+        "open what it has open, for reading and for writing, through /proc/PID/fd",
+        PIDS
+        + """
+def harmless(path):  # what anybody may open by its name: folders, and the null device
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISDIR(mode) or stat.S_ISCHR(mode) and os.read(fd, 1) == b""
+for pid in pids:
+    for fd in range(64):
+        for how in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+            path = f"/proc/{pid}/fd/{fd}"
+            try:
+                os.close(os.open(path, how | os.O_NONBLOCK))
+                if not harmless(path): escaped(f"{path} {os.readlink(path)}")
+            except OSError as error:
+                refused = error
 raise refused
 """,
         proof=OURS,
+    ),
+    Attempt(
+        "agents-environment",
+        "read its environment, where it was told what the sandbox is",
+        PIDS
+        + """
+for pid in pids:
+    try:
+        text = open(f"/proc/{pid}/environ", "rb").read()
+        if text.strip(b"\\0"): escaped(f"{pid}: {text[:80]}")
+    except OSError as error:
+        refused = error
+""",
+        proof=OURS,
+    ),
+    Attempt(
+        "map-agent",
+        "learn where its code, its stack and its data are: maps, smaps, auxv",
+        PIDS + 'readable("maps", "smaps", "auxv")',
+        proof=OURS,
+        stands=dict.fromkeys(GVISOR, f"{GVISORS_PROC}: where things are, not what they are"),
+    ),
+    Attempt(
+        "see-agent",
+        "see that it runs, and its state: stat, status, statm, cmdline, comm",
+        PIDS + 'readable("stat", "status", "statm", "cmdline", "comm")',
+        proof=OURS,
+        stands=dict.fromkeys((*CONTAINERS, *RELAYED), LISTED),
     ),
     Attempt(
         "steal-agents-descriptor",
@@ -247,7 +342,7 @@ raise refused
 ]
 
 
-@cases(ATTEMPTS)
+@cases(ATTEMPTS, cells=(*CELLS, *RELAYED))
 def test_the_agent_stands(attempt: Attempt, holds: Check) -> None:
     """`holds` asks the agent for an exec after every attempt."""
     holds(attempt)
@@ -264,7 +359,7 @@ API = "a request to Capsule: without Capsule there is none"
 def test_no_descriptor_of_the_agents_is_a_folder(cell: Cell) -> None:
     look = "import os; print(sorted(os.listdir('.'))[:5])"
     with cell.box() as sandbox:
-        for number in range(40):
+        for number in range(20 if cell.gvisor else 40):
             for pid in ("self", "thread-self"):
                 path = f"/proc/{pid}/fd/{number}"
                 with pytest.raises(Refused):
@@ -304,17 +399,13 @@ def test_the_file_api_gives_nothing_of_its_worker(cell: Cell) -> None:
                 sandbox.write(f"/proc/self/{name}", "0", append=True)
 
 
-def _scene(cell: Cell, folder: Path, sandbox: Sandbox) -> Scene:
-    return Scene(folder, cell.driver.user, sandbox, cell.level)
-
-
 @scenario(
     "api-symlink",
     "have the file API read, write, list, change or remove a file of the host by a symlink",
     proof=API,
 )
 def test_the_file_api_follows_no_symlink_out(cell: Cell, folder: Path) -> None:
-    with cell.box() as sandbox, own_file(_scene(cell, folder, sandbox)) as secret:
+    with cell.box() as sandbox, own_file(cell.scene(folder, sandbox)) as secret:
         path = Path(secret.args["secret"])
         sandbox.ask("call", "symlink", "/workspace/link", str(path))
         sandbox.ask("call", "symlink", "/workspace/dir", str(path.parent))
@@ -364,12 +455,12 @@ while time.monotonic() < end and not os.path.exists("done"):
     proof=API,
 )
 def test_a_swapped_folder_leads_nowhere(cell: Cell, folder: Path) -> None:
-    with cell.box() as sandbox, own_file(_scene(cell, folder, sandbox)) as secret:
+    with cell.box() as sandbox, own_file(cell.scene(folder, sandbox)) as secret:
         path = Path(secret.args["secret"])
         running = sandbox.send("python3", "-c", SWAP, str(path.parent), path.name)
         wait_for(lambda: "ready" in sandbox.ask("list", "/workspace")["names"], what="the swaps")
         seen = ""
-        for number in range(60):
+        for number in range(30 if cell.gvisor else 60):
             try:
                 seen += sandbox.read(f"/workspace/switch/{path.name}")
                 if number % 3 == 0:
@@ -389,7 +480,7 @@ def test_a_swapped_folder_leads_nowhere(cell: Cell, folder: Path) -> None:
 )
 def test_a_planted_temporary_is_not_followed(cell: Cell, folder: Path) -> None:
     plant = "for n in range(2, 400): os.symlink(sys.argv[1], f'.capsule-write-{n}')"
-    with cell.box() as sandbox, own_file(_scene(cell, folder, sandbox)) as secret:
+    with cell.box() as sandbox, own_file(cell.scene(folder, sandbox)) as secret:
         sandbox.exec("python3", "-c", f"import os, sys\n{plant}", secret.args["secret"])
         for number in range(5):
             sandbox.write(f"/workspace/file{number}", "mine")
@@ -431,7 +522,7 @@ for action in (
     try: action()
     except OSError: pass
 """
-    with cell.box() as sandbox, shared_folder(_scene(cell, folder, sandbox)) as shared:
+    with cell.box() as sandbox, shared_folder(cell.scene(folder, sandbox)) as shared:
         sandbox.exec("python3", "-c", swap, shared.args["shared"])
         try:
             sandbox.write("/workspace/escaped", "x")
@@ -446,7 +537,7 @@ for action in (
     proof=API,
 )
 def test_odd_paths_lead_nowhere(cell: Cell, folder: Path) -> None:
-    with cell.box() as sandbox, open_file(_scene(cell, folder, sandbox)) as secret:
+    with cell.box() as sandbox, open_file(cell.scene(folder, sandbox)) as secret:
         path = secret.args["secret"]
         for odd in (
             f"..{path}", f"/workspace/../..{path}", f"/workspace/../../../../../..{path}",
@@ -463,7 +554,7 @@ def test_odd_paths_lead_nowhere(cell: Cell, folder: Path) -> None:
     proof=API,
 )
 def test_nothing_outside_can_be_watched(cell: Cell, folder: Path) -> None:
-    with cell.box() as sandbox, shared_folder(_scene(cell, folder, sandbox)) as shared:
+    with cell.box() as sandbox, shared_folder(cell.scene(folder, sandbox)) as shared:
         sandbox.ask("call", "symlink", "/workspace/link", shared.args["shared"])
         for path in (shared.args["shared"], "/workspace/link"):
             with pytest.raises(Refused):
@@ -491,7 +582,7 @@ def test_the_agents_sockets_are_out_of_reach(cell: Cell) -> None:
     with cell.box(), cell.box() as sandbox:
         run = Path(sandbox.handle["dir"]) / cell.level / "run"
         sockets = [str(path) for path in run.rglob("*.sock")]
-        assert len(sockets) >= 3, "two agents and a launcher"
+        assert len(sockets) >= (2 if cell.container else 3), "two agents, and a launcher"
         assert sandbox.exec("python3", "-c", KNOCK, *sockets)["out"] == ""
 
 
@@ -520,10 +611,11 @@ print(seen)
     proof=API,
 )
 def test_a_killed_keeper_takes_its_box_along(cell: Cell, folder: Path, helpers: Path) -> None:
-    with cell.box() as sandbox:
+    with cell.box(fresh=True) as sandbox:
         sandbox.put(helpers / "evade", "evade")
         mark = f"9.{secrets.randbelow(10**9)}"
         sandbox.ask("start", ["./evade", "daemon", mark], "it", timeout=0.0)
-        wait_for(lambda: running_with(mark), what="the daemon runs")
+        wait_for(lambda: "beat" in sandbox.ask("list", "/workspace")["names"], what="its beat")
+        assert sandbox.running(mark), "the test looks at the right processes"
         os.kill(sandbox.handle["keeper"], 9)
-        wait_for(lambda: not running_with(mark), what="nobody is left", within=5)
+        wait_for(lambda: not sandbox.running(mark), what="nobody is left", within=5)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.escape.attempt import PEER, ROOT, Attempt, cases, proofs
+from tests.escape.attempt import LOCAL, PEER, ROOT, Attempt, cases, proofs
 
 pytestmark = pytest.mark.real
 
@@ -17,7 +17,6 @@ VISIBLE = (
 )
 LANDLOCK_SEES = {"landlock-root": VISIBLE, "landlock-user": VISIBLE}
 SHARED_USR = "/usr is the host's own: locks and events on its files are shared with the host"
-EVERYWHERE = ("namespaces-root", "namespaces-user", "landlock-root", "landlock-user")
 
 ATTEMPTS = [
     Attempt(
@@ -221,11 +220,12 @@ ATTEMPTS = [
         "lock-usr",
         "lock a file of /usr against the host",
         """
-        file = open("/usr/bin/env", "rb")
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        escaped("locked: whoever wants it for himself must wait")
+        file = open(A["wanted"], "rb")
+        fcntl.flock(file, fcntl.LOCK_SH)
+        time.sleep(0.2)
         """,
-        stands=dict.fromkeys(EVERYWHERE, SHARED_USR),
+        actors=("locker",),
+        stands=dict.fromkeys(LOCAL, SHARED_USR),
     ),
     Attempt(
         "write-usr",

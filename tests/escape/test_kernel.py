@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,21 @@ from tests.escape.attempt import PEER, ROOT, Attempt, cases, proofs
 pytestmark = pytest.mark.real
 
 Check = Callable[[Attempt], None]
+
+NO_PRIORITIES = "gVisor lets everybody set a priority, and schedules without looking at it"
+
+SYS = (
+    "/sys/kernel/debug", "/sys/kernel/tracing", "/sys/class", "/sys/bus", "/sys/block",
+    "/sys/firmware", "/sys/module",
+)  # fmt: skip
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
 
 ATTEMPTS = [
     Attempt(
@@ -69,7 +86,8 @@ ATTEMPTS = [
     Attempt(
         "boot-parameters",
         "read the kernel's command line, which may hold secrets",
-        "text = open('/proc/cmdline').read()\nif text: escaped(text[:8])",
+        "if open('/proc/cmdline').read() == A['cmdline']: escaped(A['cmdline'][:8])",
+        args={"cmdline": Path("/proc/cmdline").read_text()},
     ),
     Attempt(
         "kernel-log",
@@ -226,13 +244,12 @@ ATTEMPTS = [
     ),
     Attempt(
         "realtime",
-        "run before everybody else: SCHED_FIFO, SCHED_DEADLINE, nice -20, real-time I/O",
+        "run before everybody else: SCHED_FIFO, SCHED_DEADLINE, real-time I/O",
         """
         deadline = struct.pack("IIQiIQQQ", 48, 6, 0, 0, 0, 10**6, 10**7, 10**7)
         for action in (
             lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
             lambda: call("sched_setattr", 0, deadline, 0),
-            lambda: os.setpriority(os.PRIO_PROCESS, 0, -20),
             lambda: call("ioprio_set", 1, 0, 1 << 13),
         ):
             try:
@@ -243,6 +260,13 @@ ATTEMPTS = [
         raise refused
         """,
         proof=ROOT,
+    ),
+    Attempt(
+        "nice",
+        "run before everybody else: nice -20",
+        "os.setpriority(os.PRIO_PROCESS, 0, -20); escaped('ahead')",
+        proof=ROOT,
+        stands={"gvisor": NO_PRIORITIES},
     ),
     Attempt(
         "lock-memory",
@@ -300,26 +324,27 @@ ATTEMPTS = [
         "tracing",
         "look at debugfs and tracefs, or see hardware in /sys",
         """
-        for path in ("/sys/kernel/debug", "/sys/kernel/tracing", "/sys/class", "/sys/bus",
-                     "/sys/block", "/sys/firmware", "/sys/module"):
+        refused = OSError(2, "empty, or not the host's")
+        for path, names in A["sys"].items():
             try:
-                names = os.listdir(path)
-                if names: escaped(f"{path}: {names[:3]}")
+                if names and sorted(os.listdir(path)) == names: escaped(f"{path}: {names[:3]}")
             except OSError as error:
                 refused = error
         raise refused
         """,
         proof=PEER,
+        args={"sys": {path: _names(path) for path in SYS}},
     ),
     Attempt(
         "core-dump",
         "have the kernel make a core, which the host may pipe to a program of root's",
         """
-        for limit in (0, 4096, resource.RLIM_INFINITY):
+        more = resource.RLIM_INFINITY
+        for limits in ((0, 1), (0, more), (4096, more), (more, more)):
             try:
-                resource.setrlimit(resource.RLIMIT_CORE, (limit, resource.RLIM_INFINITY))
+                resource.setrlimit(resource.RLIMIT_CORE, limits)
             except (OSError, ValueError):
-                resource.setrlimit(resource.RLIMIT_CORE, (0, 1))
+                pass
         now = resource.getrlimit(resource.RLIMIT_CORE)[0]
         if now != 1: escaped(f"the limit is {now}; only at 1 the kernel makes none at all")
         """,

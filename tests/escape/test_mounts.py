@@ -13,6 +13,7 @@ pytestmark = pytest.mark.real
 Check = Callable[[Attempt], None]
 
 MOUNTINFO = "/proc/self/mountinfo shows from which folders of the host the mounts were made"
+NAMED = "gVisor shows the container's id, as the name of its cgroup; no path of the host"
 
 ATTEMPTS = [
     Attempt(
@@ -140,14 +141,23 @@ ATTEMPTS = [
         if paths: escaped(paths[:2])
         absent("nothing is bound from elsewhere")
         """,
-        stands={"namespaces-root": MOUNTINFO, "namespaces-user": MOUNTINFO},
+        stands={
+            "namespaces-root": MOUNTINFO,
+            "namespaces-user": MOUNTINFO,
+            "docker": MOUNTINFO,
+            "gvisor": NAMED,
+        },
     ),
     Attempt(
         "fuse",
         "mount a file system that one serves oneself",
         """
         fd = os.open("/dev/fuse", os.O_RDWR)
-        escaped(fd)
+        os.mkdir("m")
+        options = f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
+        check(libc.mount(b"x", b"m", b"fuse", 0, options.encode()))
+        libc.umount2(b"m", 2)
+        escaped("mounted")
         """,
         proof=ROOT,
     ),

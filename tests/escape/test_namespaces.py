@@ -17,6 +17,8 @@ Check = Callable[[Attempt], None]
 KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup", "user")
 NONE = "this level is for kernels that give no namespaces: there are none to tell apart"
 
+NO_USERNS = "unless the Engine maps users, containers are in the host's user namespace"
+
 
 def host_namespaces() -> dict[str, int]:
     return {kind: Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in KINDS}
@@ -140,7 +142,7 @@ ATTEMPTS = [
         if same: escaped(same)
         """,
         args={"host": host_namespaces()},
-        stands={"landlock-root": NONE, "landlock-user": NONE},
+        stands={"landlock-root": NONE, "landlock-user": NONE, "docker": NO_USERNS},
     ),
     Attempt(
         "host-name",

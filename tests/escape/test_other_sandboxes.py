@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.escape.actors import Scene, neighbour
+from tests.escape.actors import neighbour
 from tests.escape.attempt import ALONE, Attempt, cases, proofs, scenario
 from tests.escape.conftest import Cell
 from tests.escape.machine import Sandbox, run_unconfined, system_python
@@ -21,6 +21,9 @@ Check = Callable[[Attempt], None]
 
 ONE_UID = "without root every sandbox runs as the server's own user"
 COUNTED = "all sandboxes of a user share the kernel's counter of queued signals for that user"
+NO_USERNS = "unless the Engine maps users, all containers' programs are uid 1000 of the host"
+COUNTED_1000 = f"{NO_USERNS}, and share what the kernel counts for it"
+SENTRY = "gVisor's kernels run as the same user of the host; their programs have none"
 VISIBLE = "without a mount namespace names and attributes of one's own user's files can be seen"
 
 ATTEMPTS = [
@@ -227,7 +230,7 @@ def test_hoarding_works_outside(peer: User, folder: Path) -> None:
     "hoard-against-others",
     "take them all from another sandbox",
     proof=ALONE,
-    stands={"landlock-user": COUNTED},
+    stands={"landlock-user": COUNTED, "docker": COUNTED_1000},
 )
 def test_another_sandbox_keeps_what_is_counted_per_user(cell: Cell) -> None:
     with cell.box() as other, cell.box() as sandbox:
@@ -250,13 +253,17 @@ def _until_ready(sandbox: Sandbox) -> None:
     "same-uid",
     "run under the same uid of the host as another sandbox",
     proof="it is the host that tells the uids apart",
-    stands={"namespaces-user": ONE_UID, "landlock-user": ONE_UID},
+    stands={
+        "namespaces-user": ONE_UID,
+        "landlock-user": ONE_UID,
+        "docker": NO_USERNS,
+        "gvisor": SENTRY,
+    },
 )
 def test_two_sandboxes_share_no_uid(cell: Cell, folder: Path) -> None:
     with cell.box() as sandbox, cell.box() as second:
         uids = []
         for each in (sandbox, second):
-            scene = Scene(folder, cell.driver.user, each, cell.level)
-            with neighbour(scene) as acting:
+            with neighbour(cell.scene(folder, each)) as acting:
                 uids.append(Path(f"/proc/{acting.args['pid']}").stat().st_uid)
     assert uids[0] != uids[1] and not {0, os.getuid()} & set(uids)

@@ -36,7 +36,7 @@ ATTEMPTS = [
         paths = [path for path in found if os.path.exists(path) and counts(path)]
         if not paths: absent("there is no setuid program below /usr")
         for path in paths[:3]:
-            for _ in range(20):
+            for _ in range(3 if A.get("gvisor") else 20):
                 pid = os.posix_spawn(path, [path], {}, file_actions=[
                     (os.POSIX_SPAWN_OPEN, n, "/dev/null", os.O_RDWR, 0) for n in (0, 1, 2)])
                 end = time.monotonic() + 1
@@ -153,6 +153,7 @@ escaped("raised")
         mount = os.statvfs(".").f_flag & os.ST_NOSUID
         if len(reach) == 2 and not mount: escaped("reachable, and the bit counts")
         """,
+        moot={"gvisor": "its disk is memory of its own kernel: no user of the host sees a file"},
     ),
     Attempt(
         "write-passwd",
@@ -222,7 +223,7 @@ escaped("raised")
         for line in lines:
             argv = shlex.split(line)
             try:
-                ended = subprocess.run(argv, capture_output=True, text=True, input="\\n", timeout=5)
+                ended = subprocess.run(argv, capture_output=True, text=True, input="\\n", timeout=1)
             except (OSError, subprocess.TimeoutExpired):
                 continue
             if ended.returncode == 0 and ended.stdout.strip() == "0": escaped(argv[0])

@@ -84,6 +84,7 @@ if 0 <= answer & 0xFFFFFFFF < 1000: escaped(f"socket {answer}")
         if pid == os.getpid(): escaped("getpid answered")
         absent("this kernel has no x32")
         """,
+        killed=True,
     ),
     Attempt(
         "high-bits-unshare",
@@ -156,7 +157,7 @@ if 0 <= answer & 0xFFFFFFFF < 1000: escaped(f"socket {answer}")
         libc.syscall.restype = ctypes.c_long
         known = {errno.ENOSYS, errno.EPERM}
         found = []
-        for number in [*range(471, 600), 1 << 20, (1 << 31) - 1]:
+        for number in [*range(471, 600), 1 << 20, (1 << 30) - 1]:  # above: see x32
             ctypes.set_errno(0)
             answer = libc.syscall(ctypes.c_long(number), -1, -1, -1, -1, -1, -1)
             if answer != -1 or ctypes.get_errno() not in known:
