@@ -29,7 +29,7 @@ test: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run every test; CI=true: a missing
 	@scripts/test-machine
 	@scripts/test $(ARGS)
 
-test-docker: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run every test that needs a Docker Engine
+test-docker: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run only the tests that need a Docker Engine
 	@SUITE=docker scripts/test-machine
 	@SUITE=docker scripts/test $(ARGS)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support import ROOT
 from tests.support.users import User
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.serial]
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
 @pytest.mark.timeout(900)
@@ -23,10 +23,11 @@ def test_an_ordinary_user_gets_the_same_contract(
     agent = as_user.home / "capsule-agent"
     shutil.copy(agent_binary, agent)
     agent.chmod(0o755)
-    pytest_here = (as_user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2")
+    pytest_here = (as_user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0")
     ended = as_user.run(
         *pytest_here,
         f"--basetemp={as_user.home}/tmp",
+        *("-m", "not serial"),  # others run beside this
         "tests/contract/test_local.py",
         timeout=880,
         env={"CAPSULE_AGENT": str(agent), "CI": os.environ.get("CI", "")},

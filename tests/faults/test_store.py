@@ -44,7 +44,7 @@ async def test_locked_records_are_a_503_and_not_a_hang(own_nursery: Nursery) -> 
         id, doomed = await create(http), await create(http)
         began = time.monotonic()
         with locked(host.base):
-            while time.monotonic() - began < 10.0:
+            while time.monotonic() - began < 3.0:
                 calls = [
                     asyncio.create_task(http.post("/v1/sandboxes", json={"template": "bash"}))
                     for _ in range(4)

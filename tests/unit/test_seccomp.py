@@ -111,7 +111,7 @@ guarded_entries = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(guarded_entries, max_size=8),
     st.sets(st.sampled_from(NAMES)),
