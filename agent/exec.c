@@ -353,6 +353,7 @@ static unsigned short side(double v) { return v < 0 ? 0 : v > UINT16_MAX ? UINT1
 static void resize(struct exec *e, double rows, double cols) {
     struct winsize w = {.ws_row = side(rows), .ws_col = side(cols)};
     if (e->tty && e->out[0] >= 0) ioctl(e->out[0], TIOCSWINSZ, &w);
+    if (e->tty && box.signal_resize) ctl_tell(&(struct ctl){.command = C_SIGNAL, .no = e->no, .kind = 1, .signal = SIGWINCH}, NULL, 0);
 }
 
 static void obey_control(struct conn *c, struct exec *e, const struct json *r) {

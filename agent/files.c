@@ -291,8 +291,19 @@ static void op_mkdir(const struct json *r) {
     reply(&(struct buf){0});
 }
 
+/* For file systems that know no NOREPLACE, as gVisor's mounted folders: a second name must be a new one. A folder can have
+ * only one; there a look must do. */
+static int rename_by_link(const char *from, const char *to) {
+    struct stat st;
+    if (!linkat(AT_FDCWD, from, AT_FDCWD, to, 0)) return unlink(from);
+    if (errno != EPERM) return -1;
+    if (!lstat(to, &st)) return errno = EEXIST, -1;
+    return rename(from, to);
+}
+
 static int rename_to(const char *from, const char *to, bool overwrite) { /* older musl has no function for it */
-    return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, overwrite ? 0 : 1 /* NOREPLACE */);
+    int done = (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, overwrite ? 0 : 1 /* NOREPLACE */);
+    return done && !overwrite && errno == EINVAL ? rename_by_link(from, to) : done;
 }
 
 /* Between two mounts, which /workspace and /tmp are, there is no rename(2). The copy is made beside the target, and both names

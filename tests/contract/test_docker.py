@@ -33,10 +33,7 @@ pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 KNOWN = {
     "test_programs_see_a_terminal": "gVisor has /dev/tty, but opens it for nobody",
     "test_devices_are_refused[runsc-socket-/dev/tty]": "gVisor answers EIO for /dev/tty",
-    "test_a_resize_is_noticed": "gVisor sends no SIGWINCH",
     "test_signals_reach_the_foreground": "gVisor's /proc does not tell the foreground group",
-    "test_files_and_directories_are_moved": "gVisor's mounted folders know no RENAME_NOREPLACE",
-    "test_a_file_and_a_link_move_between_any_two_folders": "it knows no RENAME_NOREPLACE there",
     "test_memory": "memory over the limit ends gVisor's kernel, and with it the box",
     "test_a_child_out_of_memory_is_not_the_programs_end": "as test_memory",
     "test_a_memory_hog_does_not_take_the_agent_along": "as test_memory",

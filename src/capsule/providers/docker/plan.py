@@ -142,6 +142,7 @@ def box(parts: Parts) -> dict[str, Any]:
         "filter": parts.filter.hex(),
         # gVisor takes as long to load a filter as to fork: whoever forks has it already.
         "filter_ahead": parts.runtime.gvisor,
+        "signal_resize": parts.runtime.gvisor,  # gVisor tells no program of it
     }
 
 
