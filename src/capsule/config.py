@@ -188,6 +188,51 @@ class Config:
         default=1024,
         metadata=about("integer", "sandboxes at the same time", low=1, high=1_000_000),
     )
+    max_launches: int = field(
+        default=0,
+        metadata=about(
+            "integer",
+            "sandboxes started at the same time under one provider, the rest wait in line; "
+            "0: two per core, and four at least",
+            low=0,
+            high=10_000,
+        ),
+    )
+    pool_max: int = field(
+        default=0,
+        metadata=about(
+            "integer",
+            "boxes kept ready for each template and provider that is used, as many as are needed "
+            "up to this; 0: none",
+            low=0,
+            high=10_000,
+        ),
+    )
+    pool_min: int = field(
+        default=0,
+        metadata=about(
+            "integer",
+            "boxes kept ready for each of pool_templates, also while nobody needs them",
+            low=0,
+            high=10_000,
+        ),
+    )
+    pool_templates: tuple[str, ...] = field(
+        default=("python",),
+        metadata=about(
+            "list",
+            "templates that pool_min is for, each as NAME, NAME@PROVIDER or NAME@PROVIDER:RUNTIME",
+        ),
+    )
+    pool_memory: int | None = field(
+        default=None,
+        metadata=about(
+            "bytes",
+            "what all ready boxes together may cost the machine; unset: an eighth of its memory",
+            low=0,
+            optional=True,
+        ),
+    )
     max_execs: int = field(
         default=256,
         metadata=about("integer", "execs at the same time, in all sandboxes", low=1, high=100_000),

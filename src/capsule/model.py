@@ -41,6 +41,13 @@ class Isolation(StrEnum):
         return levels.index(self) > levels.index(other)
 
 
+class Started(StrEnum):
+    """How a sandbox came by its box."""
+
+    WARM = "warm"  # it was ready, in the pool
+    COLD = "cold"  # it was launched for it
+
+
 class Reason(StrEnum):
     """Why an exec ended: exactly one of these."""
 

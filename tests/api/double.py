@@ -14,7 +14,17 @@ from capsule.config import Config
 from capsule.edge.drain import Gate
 from capsule.edge.server import Server
 from capsule.errors import NotFoundError
-from capsule.model import ExecId, Exit, Isolation, Limits, Reason, SandboxId, State, Template
+from capsule.model import (
+    ExecId,
+    Exit,
+    Isolation,
+    Limits,
+    Reason,
+    SandboxId,
+    Started,
+    State,
+    Template,
+)
 from capsule.service import CreateRequest, ExecCall, ExecResult, Sandbox, Service
 
 NOW = datetime(2024, 1, 19, 10, 0, tzinfo=UTC)
@@ -52,6 +62,7 @@ class ServiceDouble:
             provider="local",
             state=State.RUNNING,
             isolation=Isolation.NAMESPACES,
+            started=Started.COLD,
             created_at=NOW,
             expires_at=NOW + timedelta(seconds=request.ttl or 600),
             ttl=request.ttl or 600,

@@ -31,6 +31,9 @@ async def test_a_sandbox_from_birth_to_end(api: Api) -> None:
     assert moved.json()["expires_at"] > made.json()["expires_at"]
     assert (await api.http.post(f"{url}/keepalive")).status_code == 200
     assert (await api.http.get(f"{url}/metrics")).json()["source"]
+    reset = await api.http.post(f"{url}/reset")
+    assert (reset.status_code, reset.json()["id"]) == (200, made.json()["id"])
+    assert (await api.http.get("/v1/pool")).json()["shelves"] == []
     assert (await api.http.delete(url)).json() == {"deleted": True}
     gone = await api.http.get(url)
     assert gone.status_code in (404, 410)

@@ -197,6 +197,27 @@ async def test_timeouts_can_be_moved(api: Api, box: str) -> None:
     assert kept["expires_at"] >= later["expires_at"]
 
 
+async def test_a_reset_takes_everything_but_the_id(api: Api, box: str) -> None:
+    await api.rpc("writeFile", id=box, path="a", content="x", encoding="text")
+    await api.rpc("exec", id=box, cmd="cd /tmp; export A=1", session="s")
+    left = await api.rpc("start", id=box, cmd="sleep 1000")
+    before = await api.rpc("get", id=box)
+    again = await api.rpc("reset", id=box)
+    assert (again["id"], again["expires_at"]) == (box, before["expires_at"])
+    assert again["started"] == "cold"
+    assert (await api.rpc("listDir", id=box, path=".")) == {"entries": [], "truncated": False}
+    ids = [each["exec_id"] for each in (await api.rpc("execs", id=box))["execs"]]
+    assert left["exec_id"] not in ids
+    found = await api.rpc("exec", id=box, cmd="pwd; echo [$A]", session="s")
+    assert found["stdout"] == "/workspace\n[]\n"
+
+
+async def test_what_is_ready(api: Api) -> None:
+    status = await api.call("pool.v1.status", {})
+    assert (status["shelves"], status["waiting"]) == ([], 0)
+    assert status["max_launches"] >= 4
+
+
 async def test_metrics(api: Api, box: str) -> None:
     usage = await api.rpc("metrics", id=box)
     assert usage["source"]
@@ -352,7 +373,7 @@ async def test_notifications_have_an_effect_and_no_answer(api: Api, box: str) ->
 def test_every_method_has_a_test_here(api_params: dict[str, list[str]]) -> None:
     here = Path(__file__)
     text = here.read_text() + here.with_name("test_templates.py").read_text()
-    used = set(re.findall(r'rpc\(\s*"(\w+)"|"(sandbox\.\w+|template\.v1\.\w+)"', text))
+    used = set(re.findall(r'rpc\(\s*"(\w+)"|"(sandbox\.\w+|(?:template|pool)\.v1\.\w+)"', text))
     names = {a or b for a, b in used} | {"writeFile", "get", "delete", "metrics", "keepAlive"}
     missing = [m for m in sorted(api_params) if m.removeprefix("sandbox.v1.") not in names]
     assert missing == ["sandbox.v1.resize"]  # in test_terminal.py

@@ -1,4 +1,4 @@
-"""Commands that talk to a server: create, ls, exec, cp, rm."""
+"""Commands that talk to a server: create, ls, exec, cp, reset, rm, pool."""
 
 from __future__ import annotations
 
@@ -42,6 +42,30 @@ def test_pause_and_resume(remote: Cli) -> None:
     assert json.loads(remote("resume", id, "--json").out)["sandboxes"][0]["state"] == "running"
     assert remote("exec", id, "true").code == 0
     remote("rm", id)
+
+
+def test_reset_and_pool(remote: Cli) -> None:
+    id = remote("create", "bash").out.strip()
+    remote("exec", id, "touch", "a")
+    assert remote("reset", id).out == f"{id}\n"
+    assert remote("exec", id, "ls").out == ""
+    assert json.loads(remote("reset", id, "--json").out)["started"] == "cold"
+    remote("rm", id)
+    assert remote("reset", id).code == 1
+    assert remote("pool").code == 0
+    assert json.loads(remote("pool", "--json").out)["shelves"] == []
+
+
+def test_a_pool_is_shown(remote: Cli) -> None:
+    with real_server(POOL_MIN="1", POOL_TEMPLATES="bash") as server:
+        wait_for(
+            lambda: json.loads(remote("pool", "--url", server.url, "--json").out)["shelves"][0][
+                "ready"
+            ],
+            what="a box is ready",
+        )
+        shown = remote("pool", "--url", server.url).out.splitlines()
+        assert shown[1].split()[:4] == ["bash", "local", "1", "1"]
 
 
 def test_create_and_ls_as_json(remote: Cli) -> None:

@@ -29,7 +29,7 @@ from capsule.providers.fake import (
 )
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
-from capsule.service import CreateRequest, ExecCall, Service, reaper, sandboxes
+from capsule.service import CreateRequest, ExecCall, Service, pool, reaper, sandboxes
 from tests.faults.footprint import look
 from tests.support import eventually
 
@@ -218,7 +218,7 @@ async def test_a_failed_launch_frees_its_key(base: Path, local: Provider) -> Non
 async def test_a_box_that_is_never_ready_is_given_up(
     base: Path, local: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandboxes, "LAUNCH_BUDGET", 1.0)
+    monkeypatch.setattr(pool, "LAUNCH_BUDGET", 1.0)
     async with serving(base, NeverReady(local)) as service:
         with pytest.raises(UnavailableError, match="not up within 1 seconds"):
             await service.create(BASH)

@@ -8,16 +8,16 @@ NAMES = """
 AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncExecStream AsyncTemplates AsyncTerminal Build
 CapacityError Capsule CapsuleClient CapsuleError Change ConflictError Event ExecFailedError ExecInfo
 ExecResult ExecStream Exit FileInfo ForbiddenError Gap GoneError ImageInfo InternalError
-InvalidError Limits Metrics NoSpaceError NotFoundError NotSupportedError Output SandboxInfo
-TemplateInfo Templates Terminal TooLargeError Transfer UnauthenticatedError UnavailableError
-Unenforced Written WrongStateError
+InvalidError Limits Metrics NoSpaceError NotFoundError NotSupportedError Output PoolInfo
+SandboxInfo ShelfInfo TemplateInfo Templates Terminal TooLargeError Transfer UnauthenticatedError
+UnavailableError Unenforced Written WrongStateError
 """.split()
 
-CLIENT = "aclose close connect create get list".split()
+CLIENT = "aclose close connect create get list pool".split()
 SANDBOX = """
 attach batch connect_terminal delete download exec execs exists info keep_alive kill list_dir
-metrics mkdir move pause read_file read_file_text read_stream refresh remove resume run send_input
-set_timeout start stat stream upload watch write_file
+metrics mkdir move pause read_file read_file_text read_stream refresh remove reset resume run
+send_input set_timeout start stat stream upload watch write_file
 """.split()
 
 

@@ -166,6 +166,22 @@ def test_the_end_can_be_moved(capsule: Capsule) -> None:
     assert capsule.refresh().expires_at == later
 
 
+def test_a_reset_takes_everything_but_the_id(capsule: Capsule) -> None:
+    id = capsule.id
+    capsule.write_file("a", "x")
+    info = capsule.reset()
+    assert (info.id, info.started) == (id, "cold")
+    assert capsule.info == info
+    assert not capsule.exists("a")
+    assert capsule.exec("echo on").stdout == "on\n"
+
+
+def test_what_is_ready_can_be_asked(client: CapsuleClient) -> None:
+    pool = client.pool()
+    assert (pool.shelves, pool.waiting) == ((), 0)
+    assert pool.max_memory_bytes > 0
+
+
 def test_metrics_are_numbers(capsule: Capsule) -> None:
     capsule.run("sum(range(10**6))")
     metrics = capsule.metrics()

@@ -180,6 +180,24 @@ def list_sandboxes(
     return remote.list_sandboxes(remote.Server(url, api_key), quiet=quiet, as_json=json)
 
 
+@app.command()
+def reset(
+    id: o.SandboxId, url: o.Url = None, api_key: o.ApiKey = None, json: o.Json = False
+) -> int:
+    """Give a sandbox back its template's state: no programs, no files, the same id."""
+    from capsule.cli import remote
+
+    return remote.reset(remote.Server(url, api_key), id, as_json=json)
+
+
+@app.command()
+def pool(url: o.Url = None, api_key: o.ApiKey = None, json: o.Json = False) -> int:
+    """Show what the server has ready, and who waits."""
+    from capsule.cli import remote
+
+    return remote.pool(remote.Server(url, api_key), as_json=json)
+
+
 @app.command(
     "exec", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
 )

@@ -39,7 +39,9 @@ async def ephemeral_service(
     home = runs / secrets.token_hex(4)
     make_private(home)
     try:
-        own = dataclasses.replace(config, run_dir=home, drain="delete", drain_timeout=0.0)
+        own = dataclasses.replace(
+            config, run_dir=home, drain="delete", drain_timeout=0.0, pool_min=0, pool_max=0
+        )
         provider = make_provider(config.provider, own, catalog)
         # The provider keeps the shared data directory; only the service's records move.
         records = dataclasses.replace(own, data_dir=home / "data")

@@ -1,4 +1,4 @@
-"""Commands that talk to a server: create, ls, exec, pause, resume, rm."""
+"""Commands that talk to a server: create, ls, exec, pause, resume, reset, rm, pool."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from capsule_sdk import (
     NotFoundError,
     Output,
     SandboxInfo,
+    ShelfInfo,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -141,6 +142,35 @@ def shift(server: Server, ids: Sequence[str], verb: str, *, as_json: bool) -> in
     if as_json:
         show.as_json({"sandboxes": [info_fields(info) for info in infos]})
     return 0
+
+
+def reset(server: Server, id: str, *, as_json: bool) -> int:
+    with server.client() as client:
+        info = client.get(id).reset()
+    if as_json:
+        show.as_json(info_fields(info))
+    else:
+        print(id)
+    return 0
+
+
+def pool(server: Server, *, as_json: bool) -> int:
+    with server.client() as client:
+        found = client.pool()
+    if as_json:
+        show.as_json(dataclasses.asdict(found))
+        return 0
+    columns = ("template", "provider", "ready", "target", "max", "hits", "misses", "memory")
+    show.table(columns, [_shelf_row(shelf) for shelf in found.shelves], empty="no pools")
+    used, most = show.size(found.memory_bytes), show.size(found.max_memory_bytes)
+    show.note(f"{found.waiting} wait, {found.launching} being launched, {used} of {most} used")
+    return 0
+
+
+def _shelf_row(shelf: ShelfInfo) -> Sequence[str]:
+    where = f"{shelf.provider}:{shelf.runtime}" if shelf.runtime else shelf.provider
+    numbers = (shelf.ready, shelf.target, shelf.max, shelf.hits, shelf.misses)
+    return (shelf.template, where, *map(str, numbers), show.size(shelf.memory_bytes))
 
 
 def exec_program(server: Server, id: str, program: Program, *, as_json: bool) -> int:

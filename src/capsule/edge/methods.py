@@ -1,5 +1,5 @@
-"""The methods of JSON-RPC: which name takes what and does what. `sandbox.v1.*` and `template.v1.*`
-are the interface; `sandbox.*` the older one.
+"""The methods of JSON-RPC: which name takes what and does what. `sandbox.v1.*`, `template.v1.*`
+and `pool.v1.*` are the interface; `sandbox.*` the older one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from capsule.edge.files import FileVerbs
 from capsule.edge.rpc import Method
 from capsule.edge.verbs import Verbs
 from capsule.model import Usage
+from capsule.service import PoolStatus
 
 
 def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
@@ -28,6 +29,7 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "sandbox.v1.keepAlive": on_sandbox(s.Nothing, verbs.keep_alive, v.SandboxView),
         "sandbox.v1.pause": on_sandbox(s.Nothing, verbs.pause, v.SandboxView),
         "sandbox.v1.resume": on_sandbox(s.Nothing, verbs.resume, v.SandboxView),
+        "sandbox.v1.reset": on_sandbox(s.Nothing, verbs.reset, v.SandboxView),
         "sandbox.v1.metrics": on_sandbox(s.Nothing, verbs.metrics, Usage),
         "sandbox.v1.exec": on_sandbox(s.Exec, verbs.exec, v.ExecView),
         "sandbox.v1.run": on_sandbox(s.Run, verbs.run, v.ExecView),
@@ -50,6 +52,7 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "template.v1.get": Method(s.OfTemplate, templates.get, v.TemplateInfoView),
         "template.v1.build": Method(s.BuildTemplate, templates.build, v.BuiltView),
         "template.v1.delete": Method(s.OfTemplate, templates.delete, v.DeletedView),
+        "pool.v1.status": Method(s.Nothing, verbs.pool, PoolStatus),
         "sandbox.create": Method(s.Create, verbs.create_old, v.SandboxView),
         "sandbox.exec": on_sandbox(s.RunOld, verbs.run_old, v.OldExecView),
         "sandbox.delete": on_sandbox(s.Nothing, verbs.delete, v.DeletedView),

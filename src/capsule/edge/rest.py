@@ -7,6 +7,7 @@ GET    S                            get
 PATCH  S                            {"ttl_ms": n}: it ends that long from now
 POST   S/keepalive                  its whole TTL again, from now
 POST   S/pause, S/resume            its programs stand still, and go on
+POST   S/reset                      as new: no processes, files or sessions; its TTL goes on
 DELETE S
 GET    S/metrics
 POST   S/execs                      {"cmd": …} or {"code": …}: waits for the result; Idempotency-Key
@@ -21,6 +22,7 @@ POST   S/execs/{exec_id}/stdin      the body is the input, as it is, up to max_b
                                     ?eof=true closes it
 POST   S/execs/{exec_id}/resize     {"rows": 40, "cols": 120}
 POST   S/batch                      {"commands": […], "stop_on_error": true}
+GET    /v1/pool                     what is ready to be used, and who waits
 GET    /v1/capabilities             what this host can do: `capsule doctor` as JSON
 """
 
@@ -42,6 +44,7 @@ from capsule.edge.sse import EventStream, exec_events, parse_event_id
 from capsule.edge.verbs import Verbs
 from capsule.errors import InvalidError
 from capsule.model import Usage
+from capsule.service import PoolStatus
 from capsule.settings import brief
 
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)]
@@ -95,6 +98,13 @@ def sandbox_routes(verbs: Verbs, types: Described) -> APIRouter:
     async def resume(id: str) -> Response:
         """Let it go on."""
         return reply(await verbs.resume(id, s.Nothing()))
+
+    @router.post("/{id}/reset", **describe(types, returns=v.SandboxView))
+    async def reset(id: str) -> Response:
+        """Give it back its template's state: programs, files and sessions are gone when the answer
+        comes. Its id and its TTL stay.
+        """
+        return reply(await verbs.reset(id, s.Nothing()))
 
     @router.delete("/{id}", **describe(types, returns=v.DeletedView))
     async def delete(id: str) -> Response:
@@ -210,6 +220,11 @@ def server_routes(verbs: Verbs, types: Described, version: str) -> APIRouter:
         if verbs.gate.closing.is_set():
             return reply(v.HealthView(status="stopping"), 503)
         return reply(v.HealthView(status="ok"))
+
+    @router.get("/v1/pool", **describe(types, returns=PoolStatus))
+    async def pool() -> Response:
+        """What is ready to be used, per template and provider, and who waits."""
+        return reply(await verbs.pool(s.Nothing()))
 
     @router.get("/v1/capabilities", **describe(types, returns=v.CapabilitiesView))
     async def capabilities() -> Response:

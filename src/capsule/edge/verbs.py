@@ -24,6 +24,7 @@ from capsule.service import (
     CreateRequest,
     ExecCall,
     LiveExec,
+    PoolStatus,
     RunCall,
     Sandbox,
     Service,
@@ -84,6 +85,13 @@ class Verbs:
 
     async def resume(self, id: str, p: s.Nothing) -> v.SandboxView:
         return v.SandboxView.of(await self.service.resume(id))
+
+    async def reset(self, id: str, p: s.Nothing) -> v.SandboxView:
+        self.gate.admit()
+        return v.SandboxView.of(await self.service.reset(id))
+
+    async def pool(self, p: s.Nothing) -> PoolStatus:
+        return self.service.pool()
 
     async def metrics(self, id: str, p: s.Nothing) -> Usage:
         return await self.service.metrics(id)

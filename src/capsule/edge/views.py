@@ -30,6 +30,7 @@ class SandboxView(View, frozen=True, kw_only=True):
     state: str
     provider: str
     isolation: str | None
+    started: str | None
     ttl_ms: int
     idle_timeout_ms: int
     limits: Limits
@@ -52,6 +53,7 @@ class SandboxView(View, frozen=True, kw_only=True):
             state=sandbox.state,
             provider=sandbox.provider,
             isolation=sandbox.isolation,
+            started=sandbox.started,
             ttl_ms=round(sandbox.ttl * 1000),
             idle_timeout_ms=round(sandbox.idle_timeout * 1000),
             limits=sandbox.limits,

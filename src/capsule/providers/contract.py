@@ -15,9 +15,19 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from capsule.errors import UnavailableError
 from capsule.link.stream import ByteStream
-from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced, Usage
+from capsule.model import (
+    MIB,
+    Handle,
+    Isolation,
+    Limits,
+    SandboxId,
+    SandboxSpec,
+    Unenforced,
+    Usage,
+)
 
 __all__ = [
+    "Adjustable",
     "Box",
     "ByteStream",
     "Capabilities",
@@ -62,6 +72,7 @@ class Box(abc.ABC):
     isolation: Isolation
     unenforced: Sequence[Unenforced]
     about: Mapping[str, str] = MappingProxyType({})  # for people: runtime, image, transport …
+    idle_memory: int = 16 * MIB  # about what the host pays while nothing runs in it
 
     @abc.abstractmethod
     async def connect(self) -> ByteStream:
@@ -141,6 +152,18 @@ class Pausable(Protocol):
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+
+@runtime_checkable
+class Adjustable(Protocol):
+    """A box whose limits can be changed while it lives, all but `disk` and `inodes`. The feature
+    `adjust` announces it."""
+
+    async def adjust(self, limits: Limits) -> None:
+        """On return programs that start have these limits, as if it had been launched with them.
+
+        Raises UnavailableError; then nobody knows what it has, and it is not used.
+        """
 
 
 @runtime_checkable

@@ -3,7 +3,9 @@
 from capsule.providers.images import Fetch, Image, Log, Recipe, Step
 from capsule.service.files import Files
 from capsule.service.live import LiveExec
+from capsule.service.pool import PoolStatus
 from capsule.service.service import Service
+from capsule.service.shelf import ShelfStatus
 from capsule.service.templates import Built, Tail, spool
 from capsule.service.terminal import Closing, TerminalSession
 from capsule.service.values import (
@@ -28,10 +30,12 @@ __all__ = [
     "Image",
     "LiveExec",
     "Log",
+    "PoolStatus",
     "Recipe",
     "RunCall",
     "Sandbox",
     "Service",
+    "ShelfStatus",
     "Stats",
     "Step",
     "Tail",

@@ -17,7 +17,7 @@ from capsule.service.sandboxes import Sandboxes
 class Visit:
     """`async with access.visit(id) as link:` around one operation."""
 
-    __slots__ = ("_access", "entry")
+    __slots__ = ("_access", "_link", "entry")
 
     def __init__(self, access: Access, entry: Entry) -> None:
         self.entry = entry
@@ -26,9 +26,9 @@ class Visit:
             entry.running()
 
     async def __aenter__(self) -> AgentLink:
-        link = await self._access.awake(self.entry)
+        self._link = await self._access.awake(self.entry)
         self.entry.using += 1
-        return link
+        return self._link
 
     async def __aexit__(
         self,
@@ -42,7 +42,7 @@ class Visit:
         if error is None:
             entry.checked = entry.active  # its agent has just answered
         elif isinstance(error, UnavailableError):
-            raise await self._access.pulse.explain(entry, error) from error
+            raise await self._access.pulse.explain(entry, error, self._link) from error
 
 
 class Access:

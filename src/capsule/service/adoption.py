@@ -98,7 +98,11 @@ async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> bool:
             complete = False
             continue
         held = sandboxes.by_box()  # after the listing: what was made meanwhile is somebody's
-        orphans += [handle for handle in owned if _nobodys(held.get(handle.sandbox_id))]
+        orphans += [
+            handle
+            for handle in owned
+            if not sandboxes.pool.holds(handle.sandbox_id) and _nobodys(held.get(handle.sandbox_id))
+        ]
     await _each(orphans, lambda handle: _discard(parts, sandboxes, handle))
     return complete
 

@@ -7,14 +7,14 @@ sandbox early nor keeps it. The wall clock is what people see, and all there is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from capsule.errors import CapsuleError, GoneError, UnavailableError, WrongStateError
 from capsule.link.link import AgentLink
-from capsule.model import Handle, Isolation, Limits, SandboxId, State, Template, Unenforced
+from capsule.model import Handle, Isolation, Limits, SandboxId, Started, State, Template, Unenforced
 from capsule.providers.contract import Box
 from capsule.service.carry import Session
 from capsule.service.clock import Clock
@@ -63,6 +63,8 @@ class Record:
     box_id: SandboxId | None = None  # None: the sandbox's own
     on_timeout: str = "delete"
     auto_resume: bool = False
+    started: Started = Started.COLD
+    runtime: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,12 +88,12 @@ class Entry:
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False  # whoever uses it while it is paused wakes it
     progress: str = ""
-    progressed: Callable[[], None] | None = None  # told of progress, by whoever waits
     state: State = State.CREATING
     reason: str = ""
     box_id: SandboxId = _AS_ITSELF  # what its box was launched as
     handle: Mapping[str, Any] | None = None
     isolation: Isolation | None = None
+    started: Started = Started.COLD
     unenforced: tuple[Unenforced, ...] = ()
     about: Mapping[str, str] = field(default_factory=dict)
     box: Box | None = None
@@ -102,6 +104,7 @@ class Entry:
     sessions: dict[str, Session] | None = None  # None: not read from the store yet
     learned: set[str] = field(default_factory=set)  # execs whose report its sessions have taken
     launching: asyncio.Task[None] | None = None
+    resetting: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
     # Two viewers that come at once must not start two shells of one name.
     joining: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -140,9 +143,11 @@ class Entry:
             auto_resume=record.auto_resume,
             state=record.state,
             reason=record.reason,
+            runtime=record.runtime,
             box_id=record.box_id or record.id,
             handle=record.handle,
             isolation=record.isolation,
+            started=record.started,
             unenforced=record.unenforced,
             checked=now,
         )
@@ -162,9 +167,11 @@ class Entry:
             expires=self.expires,
             deadline=self.deadline,
             boot=boot,
+            runtime=self.runtime,
             box_id=self.box_id,
             handle=self.handle,
             isolation=self.isolation,
+            started=self.started,
             unenforced=self.unenforced,
             key=self.key,
             reason=self.reason,
@@ -179,6 +186,7 @@ class Entry:
             provider=self.provider,
             state=self.state,
             isolation=self.isolation,
+            started=self.started if self.isolation else None,
             created_at=datetime.fromtimestamp(self.created, UTC),
             expires_at=datetime.fromtimestamp(self.expires, UTC),
             ttl=self.ttl,
@@ -196,10 +204,10 @@ class Entry:
 
     def tell(self, progress: str) -> None:
         self.progress = progress
-        if self.progressed is not None:
-            self.progressed()
 
-    def take(self, box: Box) -> None:
+    def take(self, box: Box, started: Started | None = None) -> None:
+        """`started` is how it came by it; None: as before, it is taken up again."""
+        self.started = started or self.started
         self.box = box
         self.box_id = box.handle.sandbox_id
         self.link = AgentLink(box.connect)

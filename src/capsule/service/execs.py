@@ -59,7 +59,7 @@ class Execs:
                     done = await self._collect(entry, link, job)
                 else:
                     done = await self._collect_once(entry, link, job, call)
-        if job.session is not None:
+        if job.session is not None and entry.link is link:  # not reset meanwhile
             await self._sessions.learn(entry, job.session, job.request, done.carry)
         return ExecResult(job.request.id, done.exit, done.stdout, done.stderr)
 
@@ -128,11 +128,11 @@ class Execs:
             raise
 
         async def ended(stream: ExecStream) -> None:
-            if job.session is not None:
+            if job.session is not None and entry.link is link:
                 await self._sessions.learn(entry, job.session, job.request, stream.carry)
             await _remove_code(link, job)
 
-        live = self._live(entry, stream, permit=permit)
+        live = self._live(entry, link, stream, permit=permit)
         if job.session is not None or job.program.path is not None or job.stdin:
             live.on_end(ended, self._left.spawn)
         if is_new and job.stdin and not stdin_open:
@@ -168,13 +168,14 @@ class Execs:
     def _live(
         self,
         entry: Entry,
+        link: AgentLink,
         stream: ExecStream,
         *,
         permit: Permit | None = None,
         listens: bool = False,
     ) -> LiveExec:
         async def explain(error: UnavailableError) -> CapsuleError:
-            return await self._access.pulse.explain(entry, error)
+            return await self._access.pulse.explain(entry, error, link)
 
         return LiveExec(
             stream,
@@ -193,7 +194,7 @@ class Execs:
         visit = self._access.visit(id)
         async with visit as link:
             stream = await link.attach(known, stdout=stdout, stderr=stderr, input=input)
-        return self._live(visit.entry, stream, listens=not input)
+        return self._live(visit.entry, link, stream, listens=not input)
 
     async def list(self, id: str) -> Sequence[ExecInfo]:
         async with self._access.visit(id) as link:

@@ -139,7 +139,7 @@ class Files:
             async with link.watch(path, recursive=recursive) as changes:
                 yield changes
         except UnavailableError as error:
-            raise await self._access.pulse.explain(self._entry, error) from error
+            raise await self._access.pulse.explain(self._entry, error, link) from error
 
     async def tar_out(self, path: str) -> AsyncGenerator[bytes, None]:
         """A pax archive of a folder or file, as a stream. Sockets, FIFOs, devices are left out."""

@@ -13,7 +13,8 @@ import errno
 
 import structlog
 
-from capsule.errors import CapsuleError, UnavailableError, WrongStateError
+from capsule.errors import CapsuleError, GoneError, UnavailableError, WrongStateError
+from capsule.link.link import AgentLink
 from capsule.model import State
 from capsule.providers.contract import OutOfReachError
 from capsule.service.entry import Entry, over
@@ -53,6 +54,7 @@ class Pulse:
     async def check(self, entry: Entry) -> UnavailableError | None:
         """On return the entry has answered, or failed, or is given more time. Returns what keeps
         its provider from saying which."""
+        asked = entry.box_id
         if not _usable(entry) or await self._answers(entry):
             return None
         try:
@@ -64,8 +66,8 @@ class Pulse:
                 return error
             await self._silent(entry)
             return None
-        if not _usable(entry):
-            return None
+        if not _usable(entry) or entry.box_id != asked:
+            return None  # it was reset meanwhile, and has another box
         if box is None:
             await self._sandboxes.fail(entry, "its box is gone: it was ended from outside, or died")
         elif entry.box is None:
@@ -100,8 +102,16 @@ class Pulse:
                 entry, f"its agent has not answered for {silent:.0f} seconds"
             )
 
-    async def explain(self, entry: Entry, error: UnavailableError) -> CapsuleError:
-        """Why an operation lost its agent: the sandbox was ended, its box is dead, or neither."""
+    async def explain(self, entry: Entry, error: UnavailableError, link: AgentLink) -> CapsuleError:
+        """Why an operation lost its agent, which it had reached by `link`: the sandbox was ended or
+        reset, its box is dead, or neither."""
+        if _usable(entry) and entry.link is not link:
+            return GoneError(
+                f"sandbox {entry.id} was reset during the call",
+                hint="what the call did is gone; the sandbox is as new",
+                sandbox_id=entry.id,
+                reset=True,
+            )
         trouble = await self.check(entry)
         if _usable(entry):
             return _told(error, trouble)

@@ -39,6 +39,7 @@ from capsule.service import validate
 from capsule.service.admission import Admission, create_fingerprint, spec_of
 from capsule.service.clock import Clock
 from capsule.service.entry import MOVES, Entry, over
+from capsule.service.pool import Pool
 from capsule.service.room import Room
 from capsule.service.store import CREATE, Claim, Store
 from capsule.service.tasks import Tasks, outcome
@@ -47,7 +48,6 @@ from capsule.settings import brief
 
 log = structlog.get_logger(__name__)
 
-LAUNCH_BUDGET = 60.0
 DESTROY_BUDGET = 30.0
 MAX_TOMBSTONES = 10_000
 RETRY = 5.0
@@ -67,7 +67,7 @@ class Parts:
 
 
 class Sandboxes:
-    def __init__(self, parts: Parts, admission: Admission) -> None:
+    def __init__(self, parts: Parts, admission: Admission, pool: Pool) -> None:
         self.entries: dict[SandboxId, Entry] = {}
         self.counts: Counter[State] = Counter()
         self.draining = False
@@ -75,6 +75,8 @@ class Sandboxes:
         # Gone, but not yet from the store; and the keys that become free with them.
         self.unremoved: dict[SandboxId, str | None] = {}
         self.tidy_at = math.inf  # monotonic: when something is to be cleared away again
+        self.pool = pool
+        pool.tidy_soon = self.tidy_soon
         self._parts = parts
         self._store = parts.store
         self._clock = parts.clock
@@ -235,18 +237,9 @@ class Sandboxes:
         self.move(entry, State.RUNNING)
 
     async def _launch_box(self, entry: Entry) -> None:
-        provider = self._parts.providers[entry.provider]
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(LAUNCH_BUDGET) as budget:
-                # Something that is still coming (an image) is not something that hangs.
-                entry.progressed = lambda: budget.reschedule(loop.time() + LAUNCH_BUDGET)
-                entry.take(await provider.launch(entry.box_id, spec_of(entry)))
-        except TimeoutError:
-            text = f"the box was not up within {LAUNCH_BUDGET:g} seconds"
-            raise UnavailableError(text, sandbox_id=entry.id) from None
-        finally:
-            entry.progressed = None
+        box, started = await self.pool.obtain(entry.provider, spec_of(entry), entry.box_id)
+        entry.take(box, started)
+        self.pool.hand_over(box)
 
     async def _undo(self, entry: Entry) -> None:
         """After a launch that failed: no box, no record, and its key may be used again."""
@@ -279,6 +272,9 @@ class Sandboxes:
             if entry.launching is not None:
                 entry.launching.cancel()
                 await asyncio.wait({entry.launching})
+            if entry.resetting is not None:
+                entry.resetting.cancel()
+                await asyncio.wait({entry.resetting})
             if entry.state is State.GONE:
                 return  # it had not been launched, and has cleaned up after itself
             if entry.state is not State.STOPPING:

@@ -1,7 +1,9 @@
 """The one object the edges talk to. It puts the parts together; each has its own module.
 
 Service ─┬─ store, providers      opened and closed here
-         ├─ sandboxes             owns the tasks that launch and end boxes
+         ├─ sandboxes             owns the tasks that create and end sandboxes
+         ├─ pool                  owns ready boxes, and the tasks that launch and remove them
+         ├─ resets                owns a task per reset
          ├─ reaper ─ pulse        owns one task
          ├─ execs, terminals      own nothing that outlives a call
          ├─ templates             builds are their callers'; owns the task that clears up old ones
@@ -35,8 +37,10 @@ from capsule.service.files import Files
 from capsule.service.live import LiveExec
 from capsule.service.lock import DirectoryLock
 from capsule.service.pausing import Pausing
+from capsule.service.pool import Pool, PoolStatus
 from capsule.service.pulse import Pulse
 from capsule.service.reaper import Reaper
+from capsule.service.reset import Resets
 from capsule.service.room import Room
 from capsule.service.sandboxes import Parts, Sandboxes
 from capsule.service.store import SqliteStore, Store
@@ -66,7 +70,6 @@ class Service:
     ) -> None:
         self.config = config
         self.catalog = catalog = Catalog.of(catalog)
-        self.templates = Templates(config, catalog, self._using)
         self._capabilities: dict[str, Capabilities] = {}
         self._clock = clock or SystemClock()
         self._store = store or SqliteStore(config.data_dir / "capsule.db")
@@ -74,9 +77,12 @@ class Service:
         self._parts = Parts(config, providers, self._store, self._clock, room)
         late = frozenset(n for n, p in providers.items() if isinstance(p, OnDemand))
         admission = Admission(config, catalog, self._capabilities, self._clock, late=late)
-        self._sandboxes = Sandboxes(self._parts, admission)
+        self._pool = Pool(config, providers, catalog, self._clock)
+        self.templates = Templates(config, catalog, self._using, let_go=self._pool.let_go)
+        self._sandboxes = Sandboxes(self._parts, admission, self._pool)
         self._pulse = Pulse(self._parts, self._sandboxes)
         self._pausing = Pausing(self._parts, self._sandboxes)
+        self._resets = Resets(self._parts, self._sandboxes)
         self._access = Access(self._sandboxes, self._pulse, self._pausing, self._clock)
         self._execs = Execs(self._parts, self._access)
         self._terminals = Terminals(self._access)
@@ -99,9 +105,12 @@ class Service:
             stack.push_async_callback(self._store.aclose)
             for provider in self._parts.providers.values():
                 await self._open_provider(provider, stack)
+            stack.push_async_callback(self._pool.aclose)
             stack.push_async_callback(self._sandboxes.aclose)
+            stack.push_async_callback(self._resets.aclose)
             stack.push_async_callback(self._execs.aclose)
             await adopt_all(self._parts, self._sandboxes)
+            self._pool.start()
             self.reaper.start()
             stack.push_async_callback(self.reaper.aclose)
             self.templates.start()
@@ -129,6 +138,7 @@ class Service:
         of it. A graceful stop begins with this; called again, it can only be sooner.
         """
         self._sandboxes.draining = True
+        self._pool.close()
         self._drained_by = min(self._drained_by, asyncio.get_running_loop().time() + within)
 
     async def aclose(self) -> None:
@@ -180,6 +190,10 @@ class Service:
             draining=self._sandboxes.draining,
         )
 
+    def pool(self) -> PoolStatus:
+        """What is ready, and how often it was wanted."""
+        return self._pool.status()
+
     async def create(self, request: CreateRequest) -> Sandbox:
         """Returns when it runs. Raises InvalidError, TooLargeError, NotFoundError (template),
         CapacityError, ConflictError (the key was used for something else), GoneError (what the key
@@ -206,6 +220,11 @@ class Service:
         """Returns when nothing is left of it. Concurrent deletes all succeed; one that comes later
         raises GoneError."""
         await self._sandboxes.delete(id)
+
+    async def reset(self, id: str) -> Sandbox:
+        """As new, under the same id: programs, files and sessions are gone when this returns. Its
+        TTL goes on. Raises CapacityError, UnavailableError, NoSpaceError: it is as it was."""
+        return await self._resets.reset(id)
 
     async def set_timeout(self, id: str, ttl: float) -> Sandbox:
         """It ends `ttl` seconds from now."""

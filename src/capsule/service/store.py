@@ -75,6 +75,8 @@ class Store(Protocol):
 
     async def save_session(self, id: SandboxId, name: str, session: Session) -> None: ...
 
+    async def forget_sessions(self, id: SandboxId) -> None: ...
+
     async def maintain(self, now: float) -> None:
         """Housekeeping: forget old claims, keep files small. Called once a minute or so."""
 
@@ -191,6 +193,9 @@ class SqliteStore:
         await self._try(
             lambda db: db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", row)
         )
+
+    async def forget_sessions(self, id: SandboxId) -> None:
+        await self._try(lambda db: db.execute("DELETE FROM sessions WHERE sandbox = ?", (id,)))
 
     async def maintain(self, now: float) -> None:
         await self._try(lambda db: _forget_claims(db, now))

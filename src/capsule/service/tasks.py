@@ -37,6 +37,11 @@ class Tasks:
         if error is not None and not isinstance(error, CapsuleError):
             log.error("task failed unexpectedly", task=task.get_name(), exc_info=error)
 
+    async def settle(self, budget: float) -> None:
+        """Wait for what runs, for so many seconds at most."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=budget)
+
     async def aclose(self) -> None:
         while left := set(self._tasks):  # again: what is cancelled may spawn what clears up
             for task in left:

@@ -62,11 +62,19 @@ Said = Progress | Built
 
 
 class Templates:
-    def __init__(self, config: Config, catalog: Catalog, used_by: UsedBy) -> None:
-        """`used_by` names the sandboxes that run from a template."""
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        used_by: UsedBy,
+        *,
+        let_go: Callable[[Template], Awaitable[None]] | None = None,
+    ) -> None:
+        """`used_by` names the sandboxes that run from a template, `let_go` ends what else does."""
         self._config = config
         self._catalog = catalog
         self._used_by = used_by
+        self._let_go = let_go
         self._opened: dict[str, Images] = {}
         self._building: set[str] = set()
         self._tasks = Tasks()
@@ -177,6 +185,7 @@ class Templates:
         programs = await images.programs(draft, PROGRAMS)
         template = await asyncio.to_thread(self._template, draft, image, programs, bare=True)
         await self._record(template)
+        await self._release(template)
         return Built(template, image)
 
     async def load(
@@ -202,6 +211,7 @@ class Templates:
             if before is None:
                 await images.remove(draft)
             raise
+        await self._release(made[0])
         return Built(made[0], image)
 
     async def save(self, name: str, target: BinaryIO, *, provider: str | None = None) -> Image:
@@ -271,6 +281,11 @@ class Templates:
                 hint="delete them first, or wait for their end",
                 sandbox_ids=list(users),
             )
+        await self._release(template)
+
+    async def _release(self, template: Template) -> None:
+        if self._let_go is not None:
+            await self._let_go(template)
 
     async def _draft(self, name: str, own: bool) -> Template:
         """What is to be built, checked against what there is."""

@@ -59,12 +59,19 @@ class TerminalSession:
     """
 
     def __init__(
-        self, terminals: Terminals, entry: Entry, name: str, stream: ExecStream, skip: bool
+        self,
+        terminals: Terminals,
+        entry: Entry,
+        link: AgentLink,
+        name: str,
+        stream: ExecStream,
+        skip: bool,
     ) -> None:
         self.name = name
         self.closing: Closing | None = None
         self._terminals = terminals
         self._entry = entry
+        self._link = link
         self._stream = stream
         self._skip = skip  # what comes next begins in the middle of a line
 
@@ -110,7 +117,7 @@ class TerminalSession:
         self._close("exited", f"the shell ended with {how}", exit)
 
     async def _lost(self, error: UnavailableError) -> None:
-        why = await self._terminals.access.pulse.explain(self._entry, error)
+        why = await self._terminals.access.pulse.explain(self._entry, error, self._link)
         gone = isinstance(why, GoneError) or why is not error
         self._close("gone" if gone else "unavailable", why.message)
 
@@ -165,7 +172,7 @@ class Terminals:
                     limit=MAX_VIEWERS,
                 )
             stream, skip = await self._stream(visit.entry, link, name, rows, cols)
-            session = TerminalSession(self, visit.entry, name, stream, skip)
+            session = TerminalSession(self, visit.entry, link, name, stream, skip)
             self._viewers.setdefault(place, set()).add(session)
         return session
 

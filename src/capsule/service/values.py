@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from capsule.model import ExecId, Exit, Isolation, Limits, SandboxId, State, Unenforced
+from capsule.model import ExecId, Exit, Isolation, Limits, SandboxId, Started, State, Unenforced
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Sandbox:
     provider: str
     state: State
     isolation: Isolation | None  # None while creating
+    started: Started | None  # None while creating
     created_at: datetime  # UTC
     expires_at: datetime  # UTC
     ttl: float  # seconds; what keep_alive extends by

@@ -16,7 +16,7 @@ from ._rpc import new_key, rpc
 from ._sandbox import AsyncCapsule, Capsule
 from ._templates import AsyncTemplates, Templates
 from .errors import InvalidError
-from .values import SandboxInfo
+from .values import PoolInfo, SandboxInfo
 
 DEFAULT_URL = "http://localhost:8080"
 
@@ -102,6 +102,10 @@ class ClientMethods:
     def _get(self, id: str) -> Flow[SandboxInfo]:
         return SandboxInfo.from_json((yield from self._rpc("get", {"id": id})))
 
+    def _pool(self) -> Flow[PoolInfo]:
+        retries = self._driver.target.retries
+        return PoolInfo.from_json((yield from rpc("pool.v1.status", {}, retries=retries)))
+
     def _rpc(
         self, name: str, params: Mapping[str, Any], arguments: Mapping[str, Any] | None = None
     ) -> Flow[Any]:
@@ -140,6 +144,10 @@ class CapsuleClient(ClientMethods):
         """Every sandbox of this server, oldest first; only those with these metadata and state."""
         found = self._driver.run(self._list(metadata, state))
         return [Capsule(self._driver, info) for info in found]
+
+    def pool(self) -> PoolInfo:
+        """What the server has ready, and who waits."""
+        return self._driver.run(self._pool())
 
     def close(self) -> None:
         """Close the connections. Sandboxes live on."""
@@ -186,6 +194,10 @@ class AsyncCapsuleClient(ClientMethods):
         """Every sandbox of this server, oldest first; only those with these metadata and state."""
         found = await self._driver.run(self._list(metadata, state))
         return [AsyncCapsule(self._driver, info) for info in found]
+
+    async def pool(self) -> PoolInfo:
+        """What the server has ready, and who waits."""
+        return await self._driver.run(self._pool())
 
     async def aclose(self) -> None:
         """Close the connections. Sandboxes live on."""

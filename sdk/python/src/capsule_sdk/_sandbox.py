@@ -129,6 +129,14 @@ class SandboxMethods(FileMethods):
         return (yield from self._inform("resume", {}))
 
     @method
+    def reset(self) -> Flow[SandboxInfo]:
+        """As new, under the same id: programs, files and sessions are gone when this returns.
+
+        Its TTL goes on. When it raises, `info` and the sandbox are as they were.
+        """
+        return (yield from self._inform("reset", {}))
+
+    @method
     def metrics(self) -> Flow[Metrics]:
         """What it uses: CPU time, memory, disk, processes."""
         return Metrics.from_json((yield from self._rpc("metrics", {})))

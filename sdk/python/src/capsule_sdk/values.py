@@ -196,6 +196,7 @@ class SandboxInfo:
     state: str = "running"
     provider: str = ""
     isolation: str = ""
+    started: str | None = None  # "warm": its box was ready, in a pool; "cold": it was launched
     idle_timeout: float = 0.0
     limits: Limits | None = None
     unenforced: tuple[Unenforced, ...] = ()
@@ -217,6 +218,43 @@ class SandboxInfo:
         values["unenforced"] = tuple(_known(Unenforced, u) for u in values.get("unenforced") or ())
         if (idle_ms := values.get("idle_timeout_ms")) is not None:
             values["idle_timeout"] = idle_ms / 1000
+        return _known(cls, values)
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfInfo:
+    """Boxes that are ready for one template, provider and runtime."""
+
+    template: str
+    provider: str
+    runtime: str = ""
+    ready: int = 0
+    launching: int = 0
+    min: int = 0
+    max: int = 0
+    target: int = 0  # how many there should be now
+    hits: int = 0
+    misses: int = 0
+    discarded: int = 0
+    waiting: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInfo:
+    """What the server has ready, and who waits."""
+
+    shelves: tuple[ShelfInfo, ...] = ()
+    waiting: int = 0
+    launching: int = 0
+    max_launches: int = 0
+    memory_bytes: int = 0
+    max_memory_bytes: int = 0
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> PoolInfo:
+        values = dict(body)
+        values["shelves"] = tuple(_known(ShelfInfo, shelf) for shelf in body.get("shelves") or ())
         return _known(cls, values)
 
 

@@ -1,0 +1,140 @@
+"""Ready boxes of one kind, and how many there should be.
+
+The target moves between `least` and `most`. A create that finds the shelf empty raises it by one:
+a burst of forty makes room for forty. What stood there untouched for a whole `WINDOW` was not
+needed, and half of it goes: the other half is what keeps the size from swinging.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from capsule.model import MIB, SandboxSpec
+from capsule.providers.contract import Adjustable, Box
+
+WINDOW = 60.0
+BACKOFF = 1.0
+MAX_BACKOFF = 60.0
+UNKNOWN_COST = 16 * MIB  # of an idle box, until the first one says what it costs
+
+
+class Kind(NamedTuple):
+    provider: str
+    template: str
+    runtime: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfStatus:
+    provider: str
+    template: str
+    runtime: str
+    ready: int
+    launching: int
+    min: int
+    max: int
+    target: int
+    hits: int  # creates and resets that got a box from here
+    misses: int  # those that found none
+    discarded: int  # boxes that were dead, or not needed
+    waiting: int  # creates in line for such a box
+    memory_bytes: int  # what its boxes cost the machine
+
+
+@dataclass(slots=True, eq=False)
+class Stocked:
+    box: Box
+    checked: float  # monotonic: when its agent last answered
+
+
+@dataclass(slots=True, eq=False)
+class Shelf:
+    kind: Kind
+    spec: SandboxSpec
+    least: int
+    most: int
+    since: float  # monotonic: when the window began
+    target: int = 0
+    ready: deque[Stocked] = field(default_factory=deque)
+    launching: int = 0
+    low: int = 0  # the fewest boxes that were ready in this window
+    hits: int = 0
+    misses: int = 0
+    discarded: int = 0
+    cost: int = UNKNOWN_COST
+    adjustable: bool = False
+    retry_at: float = 0.0  # monotonic
+    failures: int = 0
+
+    def __post_init__(self) -> None:
+        self.target = max(self.target, self.least)
+
+    def suits(self, spec: SandboxSpec) -> bool:
+        """Whether a box from here can become the one that is asked for."""
+        own = self.spec.limits
+        if replace(spec, limits=own) != self.spec:
+            return False
+        if spec.limits == own:
+            return True
+        unchanged = replace(spec.limits, disk=own.disk, inodes=own.inodes) == spec.limits
+        return unchanged and self.adjustable
+
+    def take(self) -> Box | None:
+        """The one that has been there longest."""
+        if not self.ready:
+            return None
+        box = self.ready.popleft().box
+        self.low = min(self.low, len(self.ready))
+        return box
+
+    def put(self, box: Box, now: float) -> None:
+        self.cost = box.idle_memory
+        self.adjustable = isinstance(box, Adjustable)
+        self.failures = 0
+        self.ready.append(Stocked(box, now))
+
+    def want(self) -> None:
+        """Somebody found it empty."""
+        self.low = 0
+        self.target = min(self.most, self.target + 1)
+
+    def failed(self, now: float) -> None:
+        self.failures += 1
+        self.retry_at = now + min(MAX_BACKOFF, BACKOFF * 2.0 ** (self.failures - 1))
+
+    def short(self) -> bool:
+        return len(self.ready) + self.launching < self.target
+
+    def settle(self, now: float) -> list[Box]:
+        """Once per window, what is to go because nobody needs it."""
+        if now - self.since < WINDOW:
+            return []
+        unneeded, self.since = self.low, now
+        self.target = max(self.least, self.target - -(-unneeded // 2))
+        surplus = len(self.ready) + self.launching - self.target
+        gone = [self.ready.popleft().box for _ in range(min(surplus, len(self.ready)))]
+        self.discarded += len(gone)
+        self.low = len(self.ready)
+        return gone
+
+    def memory(self) -> int:
+        return (len(self.ready) + self.launching) * self.cost
+
+    def status(self, waiting: int) -> ShelfStatus:
+        return ShelfStatus(
+            provider=self.kind.provider,
+            template=self.kind.template,
+            runtime=self.kind.runtime,
+            ready=len(self.ready),
+            launching=self.launching,
+            min=self.least,
+            max=self.most,
+            target=self.target,
+            hits=self.hits,
+            misses=self.misses,
+            discarded=self.discarded,
+            waiting=waiting,
+            memory_bytes=self.memory(),
+        )

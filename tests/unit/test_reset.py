@@ -1,0 +1,249 @@
+"""Reset: another box under the same id, and nobody reaches the old one any more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from capsule.errors import GoneError, NotFoundError, UnavailableError
+from capsule.model import Isolation, SandboxId, Started, State
+from capsule.service import CreateRequest, ExecCall
+from capsule.service.entry import Entry
+from tests.support import eventually
+from tests.unit.service_double import Bench, World, bench
+
+TRUE = ExecCall(("true",))
+WAIT = ExecCall(("wait",))
+
+
+def box_of(b: Bench, id: str) -> SandboxId:
+    return b.service._sandboxes.find(id).box_id
+
+
+async def refuse(id: SandboxId) -> None:
+    raise UnavailableError("no room")
+
+
+async def test_it_keeps_its_id_and_gets_another_box(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest(metadata={"a": "1"}, ttl=100.0))
+        before = box_of(b, made.id)
+        b.clock.pass_time(40.0)
+        again = await b.service.reset(made.id)
+        assert again.id == made.id
+        assert (again.metadata, again.expires_at) == (made.metadata, made.expires_at)
+        assert again.started is Started.COLD
+        assert box_of(b, made.id) != before
+        assert list(b.world.agents) == [box_of(b, made.id)]
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+        await b.service.delete(made.id)
+        assert b.world.agents == {}
+
+
+async def test_the_pool_makes_it_warm(tmp_path: Path) -> None:
+    async with bench(tmp_path, pool_min=1) as b:
+        made = await b.service.create(CreateRequest())
+        await eventually(lambda: b.service.pool().shelves[0].ready == 1, what="a box is ready")
+        assert (await b.service.reset(made.id)).started is Started.WARM
+
+
+async def test_a_restarted_server_finds_the_new_box(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        await b.service.reset(made.id)
+        new = box_of(b, made.id)
+    async with bench(tmp_path, world=b.world) as b:
+        assert box_of(b, made.id) == new
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+        assert list(b.world.agents) == [new]
+
+
+async def test_what_runs_ends_with_a_reason(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        live = await b.service.start(made.id, WAIT)
+        waiting = asyncio.create_task(b.service.exec(made.id, WAIT))
+        await eventually(lambda: len(b.world.agents[made.id].execs) == 2, what="both execs run")
+        await b.service.reset(made.id)
+        with pytest.raises(GoneError, match="was reset during the call"):
+            await waiting
+        with pytest.raises(GoneError, match="was reset during the call"):
+            await live.__anext__()
+        await live.aclose()
+        assert b.service.get(made.id).state is State.RUNNING
+        assert await b.service.execs(made.id) == []
+
+
+async def test_sessions_are_forgotten(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        await b.service.exec(made.id, ExecCall(("true",), session="s"))
+        await b.service._store.save_session(
+            made.id, "s", (await b.service._execs._sessions.get(_entry(b, made.id), "s"))
+        )
+        await b.service.reset(made.id)
+        assert await b.service._store.sessions(made.id) == {}
+        assert _entry(b, made.id).sessions == {}
+
+
+def _entry(b: Bench, id: str) -> Entry:
+    return b.service._sandboxes.find(id)
+
+
+async def test_without_a_new_box_the_old_one_stays(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        b.provider.before_launch = refuse
+        with pytest.raises(UnavailableError, match=f"{made.id} was not reset: no room"):
+            await b.service.reset(made.id)
+        assert box_of(b, made.id) == made.id
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+
+
+async def test_an_old_box_that_does_not_go_is_told_and_removed_later(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        nothing = b.provider.before_destroy
+        b.provider.before_destroy = refuse
+        with pytest.raises(UnavailableError, match="was reset, but its old box"):
+            await b.service.reset(made.id)
+        b.provider.before_destroy = nothing
+        assert len(b.world.agents) == 2
+        await b.service.reaper.tidy()
+        assert list(b.world.agents) == [box_of(b, made.id)]
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+
+
+async def test_a_delete_in_the_middle_of_it_leaves_nothing(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        came, go = asyncio.Event(), asyncio.Event()
+
+        async def hold(id: SandboxId) -> None:
+            came.set()
+            await go.wait()
+
+        b.provider.before_launch = hold
+        resetting = asyncio.create_task(b.service.reset(made.id))
+        await came.wait()
+        await b.service.delete(made.id)
+        assert b.world.agents == {}
+        with pytest.raises(GoneError, match="it was deleted"):
+            await resetting
+
+
+async def test_a_delete_waits_for_the_old_box(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        came, go = asyncio.Event(), asyncio.Event()
+
+        async def hold(id: SandboxId) -> None:
+            if id == made.id:
+                came.set()
+                await go.wait()
+
+        b.provider.before_destroy = hold
+        resetting = asyncio.create_task(b.service.reset(made.id))
+        await came.wait()
+        deleting = asyncio.create_task(b.service.delete(made.id))
+        await asyncio.sleep(0)
+        assert not deleting.done()
+        go.set()
+        await deleting
+        assert b.world.agents == {}
+        with pytest.raises(GoneError):
+            await resetting
+
+
+async def test_two_at_once_are_two(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        await asyncio.gather(b.service.reset(made.id), b.service.reset(made.id))
+        assert b.world.launched == 3
+        assert list(b.world.agents) == [box_of(b, made.id)]
+
+
+async def test_a_caller_who_leaves_does_not_stop_it(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        came, go = asyncio.Event(), asyncio.Event()
+
+        async def hold(id: SandboxId) -> None:
+            came.set()
+            await go.wait()
+
+        b.provider.before_launch = hold
+        resetting = asyncio.create_task(b.service.reset(made.id))
+        await came.wait()
+        resetting.cancel()
+        go.set()
+        await eventually(lambda: box_of(b, made.id) != made.id, what="it is reset")
+        await eventually(lambda: len(b.world.agents) == 1, what="the old box is gone")
+
+
+async def test_the_reaper_leaves_both_boxes_alone_meanwhile(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        came, go = asyncio.Event(), asyncio.Event()
+
+        async def hold(id: SandboxId) -> None:
+            came.set()
+            await go.wait()
+
+        b.provider.after_launch = hold
+        resetting = asyncio.create_task(b.service.reset(made.id))
+        await came.wait()
+        assert len(b.world.agents) == 2
+        await b.service.reaper.tidy()
+        assert len(b.world.agents) == 2
+        go.set()
+        await resetting
+
+
+async def test_the_end_of_the_old_box_is_not_the_end_of_the_sandbox(tmp_path: Path) -> None:
+    """The pulse asks about the old box, and hears of its end when there is a new one."""
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        came, go = asyncio.Event(), asyncio.Event()
+
+        async def hold(id: SandboxId) -> None:
+            came.set()
+            await go.wait()
+
+        b.provider.before_adopt = hold
+        b.world.agents[made.id].alive = False
+        b.clock.pass_time(10.0)
+        asking = asyncio.create_task(b.service._pulse.round())
+        await came.wait()
+        await b.service.reset(made.id)
+        go.set()
+        await asking
+        assert b.service.get(made.id).state is State.RUNNING
+
+
+async def test_what_is_not_there_cannot_be_reset(tmp_path: Path) -> None:
+    async with bench(tmp_path, world=World()) as b:
+        with pytest.raises(NotFoundError):
+            await b.service.reset("nobody")
+        made = await b.service.create(CreateRequest())
+        await b.service.delete(made.id)
+        with pytest.raises(GoneError):
+            await b.service.reset(made.id)
+
+
+async def test_it_does_not_get_weaker_walls(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        _entry(b, made.id).isolation = Isolation.GVISOR
+        with pytest.raises(UnavailableError, match="was not reset"):
+            await b.service.reset(made.id)
+        assert list(b.world.agents) == [made.id]
+
+
+async def test_what_it_was_asked_for_is_known_after_a_restart(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest(runtime="special"))
+    async with bench(tmp_path, world=b.world) as b:
+        assert _entry(b, made.id).runtime == "special"
