@@ -16,22 +16,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from capsule.errors import ForbiddenError, InvalidError
 from capsule.model import GIB, MIB, Isolation, Limits
 from capsule.settings import about, check, unknown
-
-PREFIX = "CAPSULE_"
+from capsule.sources import PREFIX, read_env, read_file
 
 # A Unix socket's path has at most 107 bytes: run_dir + "/boxes/<id>/agent.sock", and some room.
 RUN_DIR_MAX = 70
 API_KEY_MIN = 16
-
-# Variables with our prefix that are no settings of the server. Kubernetes invents the last two for
-# a Service that is called `capsule`, and CAPSULE_PORT=tcp://….
-_FOREIGN = ("CAPSULE_CONFIG", "CAPSULE_AGENT", "CAPSULE_URL", "CAPSULE_API_KEY")
-_FOREIGN_PREFIXES = ("CAPSULE_TEST_", "CAPSULE_BENCH_", "CAPSULE_SERVICE_", "CAPSULE_PORT_")
 
 _DAY = 86400.0
 _YEARS = 3650 * _DAY
@@ -299,6 +291,15 @@ class Config:
         default=0,
         metadata=about("bytes", "largest upload; 0: what the sandbox's disk allows", low=0),
     )
+    metrics: str = field(
+        default="keys",
+        metadata=about(
+            "choice",
+            "who may read /metrics: whoever has a key (everybody, if there are no keys), anyone, "
+            "or nobody",
+            choices=("keys", "anyone", "nobody"),
+        ),
+    )
     drain: str = field(
         default="keep",
         metadata=about(
@@ -346,8 +347,8 @@ def load_config(
     """Raises InvalidError naming the setting, the value and what is allowed."""
     values: dict[str, Any] = dict(default_dirs(env))
     if source := (file or env.get("CAPSULE_CONFIG")):
-        _merge(values, _read_file(Path(source)), str(source))
-    _merge(values, _read_env(env), "the environment")
+        _merge(values, read_file(Path(source)), str(source))
+    _merge(values, read_env(env, _LIMITS), "the environment")
     _merge(values, {k: v for k, v in overrides.items() if v is not None}, "the call")
     return Config(**values)
 
@@ -412,37 +413,6 @@ def check_limit(name: str, value: Any, most: Limits) -> Any:
     if name not in _LIMITS:
         raise unknown(name, _LIMITS, "limit")
     return check(f"limits.{name}", {**_LIMITS[name], "high": getattr(most, name)}, value)
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise InvalidError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise InvalidError(f"the configuration {path} is not YAML: {detail}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise InvalidError(f"the configuration {path} is not a mapping of settings")
-    return {str(key): value for key, value in content.items()}
-
-
-def _read_env(env: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    limits = {f"MAX_LIMITS_{name.upper()}": name for name in _LIMITS}
-    for key, text in env.items():
-        if not key.startswith(PREFIX) or key in _FOREIGN or key.startswith(_FOREIGN_PREFIXES):
-            continue
-        if key == "CAPSULE_PORT" and "://" in text:
-            continue
-        name = key.removeprefix(PREFIX)
-        if name in limits:
-            values.setdefault("max_limits", {})[limits[name]] = text
-        else:
-            values[name.lower()] = text
-    return values
 
 
 def _merge(values: dict[str, Any], new: Mapping[str, Any], source: str) -> None:

@@ -22,6 +22,7 @@ HEIGHT = {
     "catalog": 1,
     "host_errors": 0,
     "settings": 0,
+    "sources": 0,
     "template_file": 1,
     "config": 1,
     "link": 2,

@@ -116,12 +116,15 @@ class HostRule:
 
 
 class KeyGuard:
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Iterable[str], *, public: frozenset[str] = PUBLIC
+    ) -> None:
         self._app = app
+        self._public = public
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._digests and scope["path"] not in PUBLIC:
+        if self._digests and scope["path"] not in self._public:
             key = _presented(scope)
             if key is None or not self._known(key):
                 problem = "no API key" if key is None else "unknown API key"

@@ -23,6 +23,7 @@ POST   S/execs/{exec_id}/stdin      the body is the input, as it is, up to max_b
 POST   S/execs/{exec_id}/resize     {"rows": 40, "cols": 120}
 POST   S/batch                      {"commands": […], "stop_on_error": true}
 GET    /v1/pool                     what is ready to be used, and who waits
+GET    /metrics                     numbers for Prometheus; the setting `metrics` says for whom
 GET    /v1/capabilities             what this host can do: `capsule doctor` as JSON
 """
 
@@ -35,6 +36,7 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from capsule.edge import metrics
 from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.body import advise, read_body, read_json
@@ -220,6 +222,13 @@ def server_routes(verbs: Verbs, types: Described, version: str) -> APIRouter:
         if verbs.gate.closing.is_set():
             return reply(v.HealthView(status="stopping"), 503)
         return reply(v.HealthView(status="ok"))
+
+    if verbs.config.metrics != "nobody":
+
+        @router.get(metrics.PATH, **describe(types, raw=metrics.MEDIA_TYPE))
+        async def scrape() -> Response:
+            """Numbers for Prometheus: sandboxes, execs, the pool, who waits, the process."""
+            return await metrics.scrape(verbs.service)
 
     @router.get("/v1/pool", **describe(types, returns=PoolStatus))
     async def pool() -> Response:

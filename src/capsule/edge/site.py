@@ -16,12 +16,12 @@ from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from capsule.config import Config
-from capsule.edge import docs_page
+from capsule.edge import docs_page, metrics
 from capsule.edge.drain import Gate
 from capsule.edge.errors import Answer, send_error, understand
 from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
-from capsule.edge.guard import KeyGuard, SiteGuard
+from capsule.edge.guard import PUBLIC, KeyGuard, SiteGuard
 from capsule.edge.methods import build_methods
 from capsule.edge.nowhere import METHODS, answer_the_lost
 from capsule.edge.pieces import in_pieces
@@ -57,7 +57,8 @@ def build_site(config: Config, service: Service, gate: Gate, version: str) -> AS
         else:
             await web(scope, receive, send)
 
-    site: ASGIApp = KeyGuard(answering(route), config.api_keys)
+    public = PUBLIC | {metrics.PATH} if config.metrics == "anyone" else PUBLIC
+    site: ASGIApp = KeyGuard(answering(route), config.api_keys, public=public)
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(in_pieces(SiteGuard(site, config)))

@@ -13,6 +13,7 @@ from capsule.service.entry import Entry
 class Permits:
     def __init__(self, config: Config) -> None:
         self.taken = 0
+        self.begun = 0
         self._free = asyncio.Event()
         self._free.set()
         self._most = config.max_execs
@@ -47,6 +48,7 @@ class Permits:
                 limit=self._most,
             )
         self.taken += 1
+        self.begun += 1
         self._free.clear()
         entry.execs += 1
         entry.using += 1

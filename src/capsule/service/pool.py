@@ -77,6 +77,7 @@ class Pool:
         clock: Clock,
     ) -> None:
         self.tidy_soon: Callable[[], None] = lambda: None  # something was left behind
+        self.obtained = dict.fromkeys(Started, 0)  # boxes given to sandboxes, and how
         self._config = config
         self._providers = providers
         self._catalog = catalog
@@ -116,7 +117,7 @@ class Pool:
         return box_id in self._held
 
     def hand_over(self, box: Box) -> None:
-        """It is a sandbox's now."""
+        """It is somebody else's now: a sandbox's, or the reaper's."""
         self._held.discard(box.handle.sandbox_id)
 
     def keep(self, box: Box) -> None:
@@ -154,10 +155,12 @@ class Pool:
                 finally:
                     turn.leave()
                 self._missed(wish)
+                self.obtained[Started.COLD] += 1
                 return Obtained(box, Started.COLD)
             box = turn if await self._fits(wish, turn) else None
         if (shelf := self._shelf(wish)) is not None:
             shelf.hits += 1
+        self.obtained[Started.WARM] += 1
         self._fill()
         return Obtained(box, Started.WARM)
 

@@ -188,6 +188,8 @@ class Service:
             execs=self._execs.permits.taken,
             max_execs=self.config.max_execs,
             draining=self._sandboxes.draining,
+            execs_begun=self._execs.permits.begun,
+            started=self._pool.obtained,
         )
 
     def pool(self) -> PoolStatus:

@@ -98,6 +98,8 @@ class Stats:
     execs: int
     max_execs: int
     draining: bool
+    execs_begun: int = 0  # since the server started
+    started: Mapping[Started, int] = field(default_factory=dict)  # boxes given to sandboxes
 
 
 class TarResult(NamedTuple):
