@@ -176,7 +176,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     return (yield)
 
 
-ENGINE_FIXTURES = frozenset({"engine", "own_docker", "daemon"})
+ENGINE_FIXTURES = frozenset({"engine", "own_docker", "daemon", "podman"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -94,13 +94,29 @@ def test_what_the_engine_cannot_limit_is_not_asked_for() -> None:
 
 
 def test_the_containers_filter_is_the_programs_and_what_the_agent_needs() -> None:
-    wider = hardening.for_agent(PARTS.profile)
+    profile = PARTS.profile
+    assert isinstance(profile, dict)
+    wider = hardening.for_agent(profile)
     allowed = [entry for entry in wider["syscalls"] if "sched_setaffinity" in entry["names"]]
     assert [entry["action"] for entry in allowed] == ["SCMP_ACT_ALLOW"]
-    assert wider["defaultAction"] == PARTS.profile["defaultAction"]
-    before = {name for entry in PARTS.profile["syscalls"] for name in entry["names"]}
+    assert wider["defaultAction"] == profile["defaultAction"]
+    before = {name for entry in profile["syscalls"] for name in entry["names"]}
     assert {name for entry in wider["syscalls"] for name in entry["names"]} == before
     assert "no-new-privileges" in host()["SecurityOpt"]
+
+
+def test_podman_is_asked_in_its_own_words() -> None:
+    parts = replace(PARTS, profile="/run/capsule/seccomp/default.json", disk=None)
+    config = plan.container(parts, replace(FACTS, kind="Podman"))["HostConfig"]
+    assert "seccomp=/run/capsule/seccomp/default.json" in config["SecurityOpt"]
+    assert {limit["Name"] for limit in config["Ulimits"]} == {"core", "nofile", "nproc"}
+    words = {
+        word.partition("=")[0] for each in config["Tmpfs"].values() for word in each.split(",")
+    }
+    assert "size" in words and not {"nr_inodes", "uid", "gid"} & words
+    assert "mode=1777" in config["Tmpfs"]["/workspace"]
+    bare = plan.container(replace(parts, profile=None), FACTS)["HostConfig"]
+    assert bare["SecurityOpt"] == ["no-new-privileges"]
 
 
 def test_nothing_of_the_image_or_the_server_runs_or_is_passed_on() -> None:

@@ -37,6 +37,8 @@ NEWEST = (1, 51)  # what this was written against; a newer Engine is spoken to i
 
 QUICK = 5.0  # seconds, for what only reads
 SLOW = 30.0  # for what starts or ends processes
+PODMAN_TAKEN = "is already in use by"  # a name; its status says only that something went wrong
+PODMAN_BUSY = "container state improper"  # its answer to one of two who remove the same
 PULL_SILENCE = 120.0  # seconds without a line of progress
 _KEPT = 3.0  # seconds for which a connection is kept for the next call
 _NO_ANSWER = 900  # aiodocker's own number for "cannot connect"
@@ -100,7 +102,9 @@ class Engine:
                     )
                 except NotFoundError:
                     return
-                except ConflictError:
+                except (ConflictError, UnavailableError) as exc:
+                    if isinstance(exc, UnavailableError) and PODMAN_BUSY not in exc.message:
+                        raise
                     await asyncio.sleep(0.02)  # somebody else removes it already: wait for that
                 else:
                     return
@@ -356,6 +360,8 @@ def _translated(what: str, address: Address, status: int, message: str) -> Capsu
         )
     if "no space left on device" in message.lower():
         return NoSpaceError(text, hint="free some space below the Engine's root (docker info)")
+    if PODMAN_TAKEN in message:
+        return ConflictError(text)
     match status:
         case 404:
             return NotFoundError(text)

@@ -58,6 +58,13 @@ HOST_CONFIG: Mapping[str, Any] = {
     "MaskedPaths": [*(f"/proc/{name}" for name in MASKED), *(f"/sys/{name}" for name in HARDWARE)],
 }
 
+# Podman's own defaults are more than some hosts let anybody have. For the agent: programs may open
+# fewer files, and the cgroup counts their processes.
+PODMAN_ULIMITS = [
+    {"Name": "nofile", "Soft": 16_384, "Hard": 16_384},
+    {"Name": "nproc", "Soft": 32_768, "Hard": 32_768},
+]
+
 CONFIG: Mapping[str, Any] = {
     "User": "0:0",
     "Entrypoint": ["/.capsule/agent"],
@@ -88,8 +95,14 @@ LANDLOCK = (
 PER_USER = {"sigpending": 1024, "msgqueue": 256 * 1024, "memlock": MIB}
 
 
-def security_options(profile: Mapping[str, Any]) -> list[str]:
-    return ["no-new-privileges", f"seccomp={json.dumps(for_agent(profile))}"]
+def security_options(profile: Mapping[str, Any] | str | None) -> list[str]:
+    """`profile`: itself, or where the Engine finds it, or none: then it has its own."""
+    options = ["no-new-privileges"]
+    if isinstance(profile, str):
+        options.append(f"seccomp={profile}")
+    elif profile is not None:
+        options.append(f"seccomp={json.dumps(for_agent(profile))}")
+    return options
 
 
 def for_agent(profile: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,3 +126,13 @@ def tmpfs(size: int, inodes: int, mode: int = 0o1777) -> str:
     """Options of a tmpfs that belongs to the sandbox's user. None is without a size."""
     owner = f"uid={UID},gid={GID}"
     return f"rw,exec,nosuid,nodev,size={size},nr_inodes={inodes},mode={mode:o},{owner}"
+
+
+def for_podman(options: str) -> str:
+    """It refuses words that others know. The files' own size in memory limits their number; and
+    where a tmpfs cannot be given to the sandbox's user, everybody in the box may write to it."""
+    words = options.split(",")
+    kept = [word for word in words if word.partition("=")[0] not in ("nr_inodes", "uid", "gid")]
+    if any(word.startswith("uid=") for word in words):
+        kept = ["mode=1777" if word.startswith("mode=") else word for word in kept]
+    return ",".join(kept)

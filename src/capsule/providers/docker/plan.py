@@ -49,7 +49,7 @@ class Parts:
     runtime: Runtime
     cpus: tuple[int, ...]
     filter: bytes  # for programs, compiled
-    profile: Mapping[str, Any]  # for the container
+    profile: Mapping[str, Any] | str | None  # for the container; see hardening.security_options
     mounted: Mounted
     labels: Mapping[str, str]
     volumes: Sequence[str] = ()  # paths that the image wants volumes at
@@ -63,15 +63,21 @@ def container(parts: Parts, found: Facts) -> dict[str, Any]:
     disks = in_memory(parts)
     memory = limits.memory + sum(disk.size for disk in disks) + (SENTRY_MEMORY if gvisor else 0)
     tasks = limits.processes + AGENT_TASKS
+    tmpfs = {
+        "/dev/shm": hardening.shared_memory(limits.memory // 2),
+        **{disk.path: disk.options for disk in disks},
+        **parts.mounted.tmpfs,
+    }
+    ulimits = list(hardening.HOST_CONFIG["Ulimits"])
+    if found.kind == "Podman":
+        tmpfs = {path: hardening.for_podman(options) for path, options in tmpfs.items()}
+        ulimits += hardening.PODMAN_ULIMITS
     host: dict[str, Any] = {
         **hardening.HOST_CONFIG,
+        "Ulimits": ulimits,
         "Runtime": parts.runtime.name,
         "SecurityOpt": hardening.security_options(parts.profile),
-        "Tmpfs": {
-            "/dev/shm": hardening.shared_memory(limits.memory // 2),
-            **{disk.path: disk.options for disk in disks},
-            **parts.mounted.tmpfs,
-        },
+        "Tmpfs": tmpfs,
         "Mounts": [*parts.mounted.mounts, *(bind(*pair) for pair in (parts.disk or {}).items())],
     }
     if "memory" in found.limits:

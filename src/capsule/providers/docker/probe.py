@@ -266,6 +266,12 @@ def unenforced(found: Facts, runtime: Runtime, *, disk: bool) -> Iterable[Unenfo
             "memory",
             "use runc for sandboxes that need it",
         )
+    elif found.kind == "Podman" and not disk:
+        yield Unenforced(
+            "inodes",
+            "Podman gives memory-backed disks no limit on the number of files",
+            "run the server as root beside it, so that disks are images",
+        )
 
 
 def as_json(gaps: Iterable[Unenforced]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from capsule.host_errors import host_errors
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import Box, Capabilities, Finding, Provider
-from capsule.providers.docker import address, disks, plan, probe, transport
+from capsule.providers.docker import address, disks, hardening, plan, probe, transport
 from capsule.providers.docker.agent_volume import AgentVolume
 from capsule.providers.docker.box import (
     DockerBox,
@@ -105,6 +105,7 @@ class DockerProvider(Provider):
         self._owner = ""  # who we are to the Engine, which may serve others too
         self._arch: str | None = None  # of the Engine's machine; None: of this one
         self._filters: dict[str, tuple[bytes, dict[str, Any]]] = {}
+        self._profiles: dict[str, str] = {}  # as files, by name
 
     async def open(self) -> None:
         try:
@@ -354,7 +355,7 @@ class DockerProvider(Provider):
             runtime=order.runtime,
             cpus=order.cpus,
             filter=filter_,
-            profile=profile,
+            profile=await self._profile(host, order.spec.template.seccomp, profile),
             mounted=await self._mounted(host, order),
             labels={**self._labels(order.id), LABEL_BOX: json.dumps(record)},
             volumes=order.image.volumes,
@@ -372,6 +373,26 @@ class DockerProvider(Provider):
         if found is None:
             found = self._filters[name] = await asyncio.to_thread(self._compile, name)
         return found
+
+    async def _profile(
+        self, host: Host, name: str, profile: dict[str, Any]
+    ) -> dict[str, Any] | str | None:
+        """Podman takes the name of a file, its own. Where it does not see ours, its own profile
+        holds for the container; programs have ours from the agent in any case."""
+        if host.facts.kind != "Podman":
+            return profile
+        if not host.facts.shares_root:
+            return None
+        if name not in self._profiles:
+            self._profiles[name] = await asyncio.to_thread(self._write_profile, name, profile)
+        return self._profiles[name]
+
+    def _write_profile(self, name: str, profile: dict[str, Any]) -> str:
+        path = self.settings.run_dir / "seccomp" / f"{name}.json"
+        with host_errors("the seccomp profile cannot be written for the Engine"):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.write_text(json.dumps(hardening.for_agent(profile)))
+        return str(path.absolute())
 
     def _compile(self, name: str) -> tuple[bytes, dict[str, Any]]:
         profile = seccomp.load_profile(name, self.settings.profiles_dir)
