@@ -128,10 +128,22 @@ int disk_main(char *text);
 bool disk_mount_tmpfs(struct fault *f); /* by pid 1, in the box's own */
 bool disk_make_dirs(const char *root, bool outside, struct fault *f);
 
+/* layers.c: a disk over layers of the host */
+int map_namespace(uint32_t base, uint32_t count, struct fault *f); /* -1: see f */
+int map_tree(const char *path, int userns, bool read_only);        /* -1: see errno */
+bool map_over_itself(const char *path, int userns, bool read_only, struct fault *f);
+bool layers_map(struct fault *f);   /* by root, in the keeper's mount namespace */
+bool layers_make_dirs(int disk, bool outside, struct fault *f);
+bool layers_mount(struct fault *f); /* by pid 1 */
+
+/* save.c: the worker that reads all that a box has written */
+void save_main(int disk, int conn, bool full) __attribute__((noreturn));
+
 /* rootfs.c: the new root, made by pid 1 */
 bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
 
 /* confine.c: what every program and file worker goes through before it may act */
+extern int landlock_disk;                   /* pid 1's workers read it where no path leads; -1: none */
 bool confine(struct fault *f, bool filter); /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order */
 bool confine_ahead(struct fault *f);        /* as much of it as whoever forks may have, for all its children */
 bool confine_keeper(struct fault *f);
@@ -142,7 +154,7 @@ int landlock_abi(void);
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
 enum ctl_command { C_GO = 1, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
                    C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW };
-enum spawn_kind { K_EXEC, K_FILE };
+enum spawn_kind { K_EXEC, K_FILE, K_SAVE };
 struct ctl {
     uint32_t command, no;
     int32_t kind, pid, status, signal, err;
@@ -186,6 +198,7 @@ enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal);
 void sweep_frozen(uint64_t tag);                      /* the last resort: stops the box for a moment */
 void sweep_descendants(void);                         /* kills and reaps all of the calling subreaper's */
 void sweep_count(struct tally *t);
+bool sweep_paused(void);
 bool sweep_stop(void);                                /* everybody; false: not all of them stand still yet */
 void sweep_continue(void);                            /* but for whoever had been stopped before */
 

@@ -28,6 +28,8 @@ enum { LL_EXECUTE = 1, LL_WRITE_FILE = 2, LL_READ_FILE = 4, LL_READ_DIR = 8, LL_
 struct ll_ruleset { uint64_t fs, net, scoped; };
 struct ll_rule { uint64_t access; int32_t fd; } __attribute__((packed));
 
+int landlock_disk = -1;
+
 int landlock_abi(void) {
     return (int)syscall(SYS_landlock_create_ruleset, NULL, 0, 1);
 }
@@ -71,6 +73,8 @@ bool landlock_apply(struct fault *f) {
     if (box.namespaces) { /* pid 1 must go on seeing its processes; this procfs is attached where no path leads */
         struct ll_rule rule = {LL_READ_FILE | LL_READ_DIR, sweep_proc()};
         if (syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule for procfs");
+        rule.fd = landlock_disk;
+        if (rule.fd >= 0 && syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule for the disk");
     }
     const struct json *rules = json_get(box.landlock, "rules");
     for (const struct json *r = rules ? rules->child : NULL; r; r = r->next) {

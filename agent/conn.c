@@ -43,8 +43,7 @@ void conn_accept(void) {
     }
 }
 
-/* Writes what waits. */
-static void flush(struct conn *c) {
+void conn_flush(struct conn *c) {
     while (c->out_at < c->out.n) {
         ssize_t n = RETRY(send(c->fd, c->out.p + c->out_at, c->out.n - c->out_at, MSG_NOSIGNAL | MSG_DONTWAIT));
         if (n < 0 && errno == EAGAIN) { c->full = true; return; }
@@ -77,7 +76,7 @@ void conn_finish(struct conn *c, enum frame_type type, struct buf *b) {
     buf_free(b);
     c->exec = NULL;
     c->closing = true;
-    flush(c);
+    conn_flush(c);
 }
 
 void conn_error(struct conn *c, const char *code, int err, const char *stage, const char *message) {
@@ -130,7 +129,7 @@ static void send_end(struct conn *c) {
 void conn_pump(struct conn *c) {
     c->more = false;
     if (c->full) return;
-    flush(c);
+    conn_flush(c);
     for (int turns = 0; !c->dead && !c->full && c->role == ROLE_EXEC && c->exec; turns++) {
         const struct exec *e = c->exec;
         if (e->state == E_STARTING || (e->state == E_RUNNING && !e->pid)) return; /* pid 1's word may come after the program's */
@@ -138,7 +137,7 @@ void conn_pump(struct conn *c) {
         if (!c->begun) send_begun(c);
         bool out = pump_stream(c, 0), err = pump_stream(c, 1), sent = out || err;
         if (e->state == E_ENDED && (!sent || (c->sent[0] >= e->final[0] && c->sent[1] >= e->final[1]))) return send_end(c);
-        flush(c);
+        conn_flush(c);
         if (!sent) return;
     }
 }
@@ -151,7 +150,7 @@ int memfd_with(const char *text, size_t n) {
 static void hand_to_worker(struct conn *c) {
     cleanup_fd int request = memfd_with(c->payload, c->h.length);
     if (request < 0) return conn_error(c, NULL, errno, "prepare", NULL);
-    flush(c); /* our HELLO, before the worker writes: it always fits an empty socket */
+    conn_flush(c); /* our HELLO, before the worker writes: it always fits an empty socket */
     int fds[2] = {request, c->fd};
     if (!ctl_tell(&(struct ctl){.command = C_SPAWN, .kind = K_FILE}, fds, 2)) return conn_error(c, "limit", errno, "prepare", NULL);
     c->dead = true; /* our copy; the worker has its own */
@@ -162,7 +161,7 @@ static void answer_ping(struct conn *c) {
     buf_printf(&b, "{\"id\":");
     buf_json_string(&b, box.id, strlen(box.id));
     buf_printf(&b, ",\"version\":%d,\"pid\":%d,\"uptime_ms\":%.0f,\"execs_running\":%d,\"frozen\":%s}", PROTOCOL_VERSION, (int)getpid(),
-               now_ms() - box.started, execs_running(), keeper.frozen && !keeper.freeze_look ? "true" : "false");
+               now_ms() - box.started, execs_running(), keeper.frozen && !keeper.brief && !keeper.freeze_look ? "true" : "false");
     conn_finish(c, F_REPLY, &b);
 }
 
@@ -191,7 +190,7 @@ static void dispatch(struct conn *c) {
     cleanup_free struct json *r = json_parse(copy, c->h.length);
     const char *op = json_str(r, "op");
     if (!op) return conn_error(c, "protocol", 0, "request", "not a JSON object with an op");
-    if (keeper.frozen && needs_motion(op)) return conn_error(c, "frozen", 0, "request", "the box is paused");
+    if (keeper.frozen && !keeper.brief && needs_motion(op)) return conn_error(c, "frozen", 0, "request", "the box is paused");
     if (!strcmp(op, "exec")) exec_start(c, r, c->payload, c->h.length);
     else if (is_file_op(op)) hand_to_worker(c);
     else if (!strcmp(op, "attach")) exec_attach(c, r);
@@ -205,6 +204,7 @@ static void dispatch(struct conn *c) {
     else if (!strcmp(op, "usage")) ask_usage(c);
     else if (!strcmp(op, "freeze")) freeze_request(c);
     else if (!strcmp(op, "thaw")) thaw_request(c);
+    else if (!strcmp(op, "save")) save_request(c, r);
     else if (!strcmp(op, "ping")) answer_ping(c);
     else if (!strcmp(op, "shutdown")) c->role = ROLE_SHUTDOWN; /* the loop sees it */
     else conn_error(c, "unsupported", 0, "request", "unknown operation");

@@ -49,6 +49,7 @@ bool disk_make_dirs(const char *root, bool outside, struct fault *f) {
     const struct json *dirs = json_get(box.spec, "disk_dirs");
     cleanup_fd int d = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (d < 0) return fault_set(f, errno, "open disk");
+    if (json_get(box.spec, "layers")) return layers_make_dirs(d, outside, f);
     for (const struct json *j = dirs ? dirs->child : NULL; j; j = j->next) {
         const struct json *name = j->child, *mode = name ? name->next : NULL;
         if (!mode || name->type != J_STR || mode->type != J_NUM) return fault_set(f, EINVAL, "launch: disk_dirs");

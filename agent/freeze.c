@@ -51,26 +51,62 @@ static void let_go(void) {
         if (e->deadline > 0) e->deadline += stood;
         if (e->grace_at > 0) e->grace_at += stood;
     }
-    keeper.frozen = false;
+    keeper.frozen = keeper.brief = false;
     keeper.freeze_look = 0;
+}
+
+/* The worker reads while everybody stands still; when it is done, or its client gone, they go on. */
+static void begin_save(struct conn *c) {
+    int p[2];
+    if (pipe2(p, O_CLOEXEC)) return conn_error(c, NULL, errno, "save", NULL);
+    conn_flush(c); /* our HELLO, before the worker writes */
+    int fds[3] = {keeper.disk_fd, c->fd, p[1]};
+    bool told = ctl_tell(&(struct ctl){.command = C_SPAWN, .kind = K_SAVE, .port = c->ticket}, fds, 3);
+    close(p[1]);
+    keeper.saving = p[0];
+    if (told) c->dead = true; /* our copy; the worker has its own */
+    else conn_error(c, "limit", errno, "save", NULL);
+}
+
+void save_ended(void) {
+    drop_fd(&keeper.saving);
+    if (keeper.brief) let_go();
 }
 
 static void answer(bool ok) {
     for (struct conn *c = keeper.conns; c; c = c->next) {
-        if (c->role != ROLE_FREEZE || c->closing) continue;
-        if (ok) conn_reply(c);
+        if ((c->role != ROLE_FREEZE && c->role != ROLE_SAVE) || c->closing || c->dead) continue;
+        if (ok && c->role == ROLE_SAVE) begin_save(c);
+        else if (ok) conn_reply(c);
         else conn_error(c, "busy", 0, "freeze", "not every process of the box could be stopped");
     }
     keeper.freeze_look = 0;
+    if (ok && keeper.brief && keeper.saving < 0) let_go(); /* who wanted it saved has left */
+}
+
+static void ask_freeze(void) {
+    if (!keeper.freeze_look) keeper.freeze_by = now_ms() + FREEZE_WITHIN;
+    keeper.freeze_look = now_ms();
 }
 
 void freeze_request(struct conn *c) {
     if (box.container || (!freezer() && !box.namespaces))
         return conn_error(c, "unsupported", 0, "freeze", "this host gives boxes no freezer");
     c->role = ROLE_FREEZE;
+    keeper.brief = false;
     if (keeper.frozen && !keeper.freeze_look) return conn_reply(c);
-    if (!keeper.freeze_look) keeper.freeze_by = now_ms() + FREEZE_WITHIN;
-    keeper.freeze_look = now_ms();
+    ask_freeze();
+}
+
+/* Of a paused box, which stays so, or of one that is stopped for it. */
+void save_request(struct conn *c, const struct json *request) {
+    if (!box.namespaces || keeper.disk_fd < 0) return conn_error(c, "unsupported", 0, "save", "a box without a disk of its own cannot be saved");
+    if (keeper.saving >= 0 || keeper.freeze_look > 0) return conn_error(c, "busy", 0, "save", "the box is being saved or paused already");
+    c->role = ROLE_SAVE;
+    c->ticket = json_bool(request, "full", false);
+    if (keeper.frozen) return begin_save(c);
+    keeper.brief = true;
+    ask_freeze();
 }
 
 /* A kill that is under way is waited for: what is frozen does not die. */
@@ -84,6 +120,7 @@ void freeze_tick(double now) {
     if (keeper.freeze_look <= 0 || now < keeper.freeze_look) return;
     if (now > keeper.freeze_by) {
         if (keeper.frozen) let_go();
+        keeper.brief = false;
         return answer(false);
     }
     keeper.freeze_look = now + LOOK_EVERY;
@@ -100,6 +137,7 @@ void freeze_heard(const struct ctl *m) {
 }
 
 void thaw_request(struct conn *c) {
+    if (keeper.saving >= 0) return conn_error(c, "busy", 0, "thaw", "the box is being saved");
     if (keeper.frozen) {
         let_go();
         answer(false);

@@ -82,6 +82,7 @@ void init_run(const struct ctl *m, const int *fds, int nfds) {
     birth->pid = getpid();
     init_let_go();
     if (m->kind == K_FILE) file_main(fds[0], fds[1]);
+    if (m->kind == K_SAVE) save_main(fds[0], fds[1], m->port);
     birth->tag = sweep_own_tag();
     if (box.namespaces && (!birth->tag || birth->tag == UINT64_MAX)) _exit(1); /* no kill could find it */
     sweep_close(); /* the request names a working directory, which may be /proc/self/fd/N: no descriptor of ours may be one */
@@ -91,7 +92,7 @@ void init_run(const struct ctl *m, const int *fds, int nfds) {
 
 /* In pid 1, and in the forker, whose children are pid 1's as well. */
 pid_t init_bear(const struct ctl *m, const int *fds, int nfds, unsigned long how) {
-    bool tagged = m->kind != K_FILE && box.namespaces;
+    bool tagged = m->kind == K_EXEC && box.namespaces;
     pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD | how | (tagged ? CLONE_NEWUTS : 0), 0, 0, 0, 0);
     if (!pid) init_run(m, fds, nfds);
     return pid;
@@ -139,13 +140,13 @@ void init_born(const struct ctl *order, const struct ctl *answer, const int *fds
         pid = init_bear(order, fds, nfds, 0);
         err = pid < 0 ? errno : 0;
     }
-    if (order->kind == K_FILE) settle_worker(order, pid, err, fds, nfds);
+    if (order->kind != K_EXEC) settle_worker(order, pid, err, fds, nfds);
     else if (tasks[order->slot].no == order->no) settle_task(&tasks[order->slot], pid, err);
 }
 
 /* true: the descriptors are kept until the child is born. */
 static bool spawn(struct ctl *m, const int *fds, int nfds) {
-    bool file = m->kind == K_FILE;
+    bool file = m->kind != K_EXEC;
     struct task *t = file ? NULL : find(0);
     pid_t *worker = file ? find_worker(0) : NULL;
     if ((!t && !worker) || nfds < (file ? 2 : FD_CARRY)) {
@@ -158,11 +159,31 @@ static bool spawn(struct ctl *m, const int *fds, int nfds) {
     births[m->slot] = (struct birth){0};
     if (t) *t = (struct task){.no = m->no, .awaited = true};
     else *worker = -(pid_t)m->order;
-    if (forker_order(m, fds, nfds)) return true;
-    pid_t pid = spare_order(m, fds, nfds);
+    if (m->kind != K_SAVE && forker_order(m, fds, nfds)) return true; /* the forker stands still when a box is saved */
+    pid_t pid = m->kind == K_SAVE ? 0 : spare_order(m, fds, nfds);
     init_born(m, &(struct ctl){.pid = pid, .err = pid > 0 ? 0 : EAGAIN}, fds, nfds);
     forker_start();
     return false;
+}
+
+/* While the box stands still by our own signals, what is ordered waits. With a freezer whoever is born is caught by it. */
+static struct held { struct ctl m; int fds[FD_ROLES], nfds; } held[64];
+static int nheld;
+
+static bool hold(const struct ctl *m, const int *fds, int nfds) {
+    if (!sweep_paused() || m->kind == K_SAVE || nheld == sizeof held / sizeof *held) return false;
+    held[nheld] = (struct held){.m = *m, .nfds = nfds};
+    memcpy(held[nheld++].fds, fds, (size_t)nfds * sizeof *fds);
+    return true;
+}
+
+static void go_on(void) {
+    sweep_continue();
+    for (int i = 0; i < nheld; i++) {
+        if (spawn(&held[i].m, held[i].fds, held[i].nfds)) continue;
+        for (int k = 0; k < held[i].nfds; k++) close(held[i].fds[k]);
+    }
+    nheld = 0;
 }
 
 /* It ended before its birth was reported. */
@@ -263,7 +284,7 @@ static void obey(struct ctl *m, const int *fds, int nfds) {
     struct task *t;
     switch (m->command) {
     case C_SPAWN:
-        if (spawn(m, fds, nfds)) return;
+        if (hold(m, fds, nfds) || spawn(m, fds, nfds)) return;
         break;
     case C_KILL:
         if ((t = find(m->no))) t->killing = true;
@@ -274,7 +295,7 @@ static void obey(struct ctl *m, const int *fds, int nfds) {
     case C_SOCKET: make_socket(m); break;
     case C_COUNT: answer_count(m->no); break;
     case C_FREEZE: tell(&(struct ctl){.command = C_FROZEN, .status = sweep_stop()}, NULL, 0); break;
-    case C_THAW: sweep_continue(); break;
+    case C_THAW: go_on(); break;
     }
     for (int i = 0; i < nfds; i++) close(fds[i]);
 }
@@ -322,7 +343,9 @@ static bool enter(int *disk_fd, struct fault *f) {
     if (box.namespaces && !rootfs_enter(disk_fd, &proc_fd, f)) return false;
     sweep_open(proc_fd);
     if (proc_fd >= 0) limit_namespace(proc_fd);
+    landlock_disk = *disk_fd;
     if (box.namespaces && !landlock_apply(f)) return false;
+    landlock_disk = -1;
     if (box.container && !confine_ahead(f)) return false;
     return sweep_works() || fault_set(f, EACCES, "see processes");
 }

@@ -117,7 +117,7 @@ static double next_event(void) {
 }
 
 /* What a pollfd stands for. */
-struct watch { enum { W_LISTENER, W_CTL, W_SIGNALS, W_CONN, W_PEER, W_EXEC, W_INPUT } kind; void *what; int which; };
+struct watch { enum { W_LISTENER, W_CTL, W_SIGNALS, W_CONN, W_PEER, W_EXEC, W_INPUT, W_SAVE } kind; void *what; int which; };
 static struct pollfd *fds;
 static struct watch *watches;
 static size_t nfds, room;
@@ -138,6 +138,7 @@ static void gather(void) {
     add(keeper.listener, POLLIN, (struct watch){W_LISTENER, NULL, 0});
     add(keeper.ctl, POLLIN, (struct watch){W_CTL, NULL, 0});
     add(keeper.signals, POLLIN, (struct watch){W_SIGNALS, NULL, 0});
+    add(keeper.saving, POLLIN, (struct watch){W_SAVE, NULL, 0});
     for (struct exec *e = keeper.execs; e; e = e->next) {
         if (e->look_at <= 0) add(e->out[0], (short)(POLLIN | (e->tty && e->input.n ? POLLOUT : 0)), (struct watch){W_EXEC, e, 0});
         add(e->out[1], POLLIN, (struct watch){W_EXEC, e, 1});
@@ -166,6 +167,7 @@ static void serve(const struct watch *w, short events) {
     switch (w->kind) {
     case W_LISTENER: conn_accept(); break;
     case W_CTL: hear_init(); break;
+    case W_SAVE: save_ended(); break;
     case W_SIGNALS:
         if (read(keeper.signals, &s, sizeof s) == sizeof s && s.ssi_signo == SIGTERM) shut_down(NULL);
         break;
@@ -227,7 +229,7 @@ static void __attribute__((noreturn)) loop(void) {
 
 void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
     sigset_t mask;
-    keeper = (struct keeper){.ctl = ctl_fd, .init = init, .disk_fd = disk_fd, .listener = keeper.listener, .signals = -1};
+    keeper = (struct keeper){.ctl = ctl_fd, .init = init, .disk_fd = disk_fd, .listener = keeper.listener, .signals = -1, .saving = -1};
     set_nonblocking(keeper.ctl, true);
     sigemptyset(&mask);
     sigaddset(&mask, SIGCHLD);

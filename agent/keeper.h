@@ -39,7 +39,7 @@ struct conn {
     struct header h;
     char *payload; size_t got;
     bool greeted, asked, closing, dead, full; /* full: the socket takes no more just now */
-    enum { ROLE_NONE, ROLE_EXEC, ROLE_KILL, ROLE_INPUT, ROLE_LISTEN, ROLE_DIAL, ROLE_USAGE, ROLE_FREEZE, ROLE_SHUTDOWN } role;
+    enum { ROLE_NONE, ROLE_EXEC, ROLE_KILL, ROLE_INPUT, ROLE_LISTEN, ROLE_DIAL, ROLE_USAGE, ROLE_FREEZE, ROLE_SAVE, ROLE_SHUTDOWN } role;
     struct exec *exec;            /* ROLE_EXEC, ROLE_KILL, ROLE_INPUT */
     bool begun, may_input, was_running;
     bool more;                    /* output waits, and it is the others' turn */
@@ -57,7 +57,8 @@ struct keeper {
     struct conn *conns;
     uint32_t next_no;
     int nconns, npumps;
-    bool init_dead, frozen;
+    bool init_dead, frozen, brief; /* brief: only while the box is saved */
+    int saving;                   /* ends when the worker that saves it does; -1: none */
     double frozen_at, freeze_by, freeze_look; /* ms; look 0: nobody waits for it */
     struct { int fd; uint32_t id; double expires; } pending[64]; /* accepted inside, not yet taken */
     uint32_t next_stream;
@@ -87,6 +88,7 @@ void exec_exit_json(struct buf *b, const struct exec *e);
 void conn_accept(void);
 int memfd_with(const char *text, size_t n); /* -1: see errno */
 void conn_readable(struct conn *c);
+void conn_flush(struct conn *c);          /* writes what waits */
 void conn_pump(struct conn *c);           /* moves output towards the client as far as it takes it */
 void conn_send(struct conn *c, enum frame_type type, int stream, uint64_t offset, const void *p, size_t n);
 void conn_printf(struct conn *c, enum frame_type type, const char *fmt, ...) __attribute__((format(printf, 3, 4))); /* short */
@@ -102,6 +104,8 @@ void freeze_request(struct conn *c);
 void freeze_tick(double now);
 void freeze_heard(const struct ctl *m);
 void thaw_request(struct conn *c);
+void save_request(struct conn *c, const struct json *request);
+void save_ended(void);
 void freeze_end(void);
 
 /* net.c */

@@ -87,7 +87,7 @@ static bool prepare(struct fault *f) {
     if (box.namespaces && box.user_mode == USER_RANGE) {
         if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return fault_set(f, errno, "mount namespace");
     }
-    return disk_mount(f) && bind_socket(f);
+    return disk_mount(f) && layers_map(f) && bind_socket(f);
 }
 
 static void undo(pid_t init) {

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 
 struct finding { int ok, err, value; char stage[48]; };
 
@@ -54,6 +55,25 @@ static bool try_mounts(struct finding *f, bool overlay) {
     return true;
 }
 
+/* A tmpfs to write on, over a layer: what a box's disk is without root. Deletions need extended attributes of users there. */
+static bool try_upper(struct finding *f) {
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return say(f, "make private");
+    if (mount("tmpfs", "/tmp", "tmpfs", 0, "size=1m,nr_inodes=64")) return say(f, "tmpfs");
+    if (mkdir("/tmp/a", 0755) || mkdir("/tmp/b", 0755) || mkdir("/tmp/c", 0755) || mkdir("/tmp/d", 0755)) return say(f, "mkdir");
+    if (setxattr("/tmp/b", "user.overlay.probe", "y", 1, 0)) return say(f, "user xattr on tmpfs");
+    return !mount("overlay", "/tmp/d", "overlay", 0, "lowerdir=/tmp/a,upperdir=/tmp/b,workdir=/tmp/c,userxattr") || say(f, "overlay");
+}
+
+/* As root the layers' uids are mapped to the box's, which the file system that they are on must be able to. */
+static bool try_idmap(struct finding *f, const char *path) {
+    struct fault fault = {0};
+    cleanup_fd int userns = map_namespace(268435456, 65536, &fault);
+    errno = fault.err;
+    if (userns < 0) return say(f, "user namespace");
+    cleanup_fd int tree = map_tree(path, userns, true);
+    return tree >= 0 || say(f, "idmapped mount");
+}
+
 static bool try_seccomp(struct finding *f) {
     struct sock_filter allow = {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW};
     struct sock_fprog p = {1, &allow};
@@ -71,10 +91,10 @@ static bool try_loop(struct finding *f) {
     return loop >= 0 || say(f, "open loop device");
 }
 
-static bool in_grandchild(struct finding *f, bool overlay, int out) {
+static bool in_grandchild(struct finding *f, const char *what, int out) {
     pid_t pid = fork(); /* the first process of the new pid namespace, as mounting proc wants it */
     if (!pid) {
-        f->ok = try_mounts(f, overlay);
+        f->ok = !strcmp(what, "layers") ? try_upper(f) : try_mounts(f, !strcmp(what, "overlay"));
         (void)!write(out, f, sizeof *f);
         _exit(0);
     }
@@ -83,10 +103,11 @@ static bool in_grandchild(struct finding *f, bool overlay, int out) {
     _exit(0);
 }
 
-static bool try_one(const char *what, struct finding *f, int out) {
+static bool try_one(const char *what, const char *path, struct finding *f, int out) {
     if (!strcmp(what, "userns")) return in_userns(f, ALL_NAMESPACES);
-    if (!strcmp(what, "mounts")) return in_userns(f, ALL_NAMESPACES) && in_grandchild(f, false, out);
-    if (!strcmp(what, "overlay")) return in_userns(f, ALL_NAMESPACES) && in_grandchild(f, true, out);
+    if (!strcmp(what, "layers") && path) return try_idmap(f, path);
+    if (!strcmp(what, "mounts") || !strcmp(what, "overlay") || !strcmp(what, "layers"))
+        return in_userns(f, ALL_NAMESPACES) && in_grandchild(f, what, out);
     if (!strcmp(what, "seccomp")) return try_seccomp(f);
     if (!strcmp(what, "loop")) return try_loop(f);
     if (!strcmp(what, "landlock")) {
@@ -98,7 +119,7 @@ static bool try_one(const char *what, struct finding *f, int out) {
 }
 
 void probe_serve(int conn, const struct json *request) {
-    const char *what = json_str(request, "what");
+    const char *what = json_str(request, "what"), *path = json_str(request, "path");
     struct finding f = {0};
     struct buf b = {0};
     int p[2];
@@ -106,7 +127,7 @@ void probe_serve(int conn, const struct json *request) {
     if (!what || pipe2(p, O_CLOEXEC)) _exit(1);
     pid_t pid = fork();
     if (!pid) {
-        f.ok = try_one(what, &f, p[1]);
+        f.ok = try_one(what, path, &f, p[1]);
         (void)!write(p[1], &f, sizeof f);
         _exit(0);
     }

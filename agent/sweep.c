@@ -254,15 +254,33 @@ void sweep_frozen(uint64_t tag) {
 static struct family stopped_before; /* while the box is paused */
 static bool paused;
 
+bool sweep_paused(void) { return paused; }
+
+static int looks; /* since they were told to stop */
+
+static void see_stopped(pid_t pid, void *arg) {
+    struct seen p;
+    if (read_stat(pid, &p) && p.state == 'T') *(bool *)arg = true;
+}
+
+/* Who has called vfork waits for its child, and no stop reaches it before that goes on. On a tmpfs nothing else takes as long. */
+static bool awaits_child(pid_t pid, const struct seen *p) {
+    bool stopped = false;
+    if (p->state == 'D' && looks > 20) each_child(pid, see_stopped, &stopped);
+    return stopped;
+}
+
 static void see_moving(pid_t pid, void *arg) {
     struct seen p;
-    if (pid != 1 && read_stat(pid, &p) && p.state != 'T' && p.state != 't' && !is_dead(&p)) *(bool *)arg = true;
+    if (pid == 1 || !read_stat(pid, &p) || p.state == 'T' || p.state == 't' || is_dead(&p)) return;
+    if (!awaits_child(pid, &p)) *(bool *)arg = true;
 }
 
 /* As above: nobody in here is born past a signal that waits, and nobody who could send SIGCONT moves. */
 bool sweep_stop(void) {
     bool moving = false;
     if (!paused) each_process(note_stopped, &stopped_before);
+    looks = paused ? looks + 1 : 0;
     paused = true;
     kill(-1, SIGSTOP);
     each_process(see_moving, &moving);

@@ -300,6 +300,10 @@ class Config:
             choices=("keys", "anyone", "nobody"),
         ),
     )
+    max_snapshot: int = field(
+        default=16 * GIB,
+        metadata=about("bytes", "most that one snapshot may add to those below it", low=MIB),
+    )
     drain: str = field(
         default="keep",
         metadata=about(

@@ -108,6 +108,15 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """What somebody wrote in a sandbox, relative to the layers below it."""
+
+    id: str
+    size: int = 0  # bytes of content
+    files: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """All a provider needs to launch a box. Environments are no part of it: each exec has one."""
 
@@ -115,6 +124,7 @@ class SandboxSpec:
     limits: Limits
     hostname: str = "capsule"
     runtime: str = ""  # "": the template's
+    layers: tuple[str, ...] = ()  # of the provider's, topmost first; what its files begin from
     # What a launch that takes its time (an image is pulled) is doing, for whoever waits for it.
     progress: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 

@@ -68,6 +68,20 @@ def test_a_pool_is_shown(remote: Cli) -> None:
         assert shown[1].split()[:4] == ["bash", "local", "1", "1"]
 
 
+def test_snapshots_and_forks(remote: Cli) -> None:
+    id = remote("create", "bash").out.strip()
+    remote("exec", id, "sh", "-c", "echo base > f")
+    assert remote("snapshot", "create", id, "cli-base").out == "cli-base\n"
+    assert "cli-base" in remote("snapshot", "ls").out
+    other = remote("create", "--snapshot", "cli-base").out.strip()
+    forks = remote("fork", id, "--count", "2").out.split()
+    for each in (other, *forks):
+        assert remote("exec", each, "cat", "f").out == "base\n"
+    assert remote("snapshot", "rm", "cli-base").out == "cli-base\n"
+    assert json.loads(remote("snapshot", "ls", "--json").out) == {"snapshots": []}
+    remote("rm", id, other, *forks)
+
+
 def test_create_and_ls_as_json(remote: Cli) -> None:
     made = json.loads(remote("create", "python", "--cpus", "0.25", "--json").out)
     assert (made["template"], made["limits"]["cpus"]) == ("python", 0.25)

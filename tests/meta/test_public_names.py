@@ -5,19 +5,19 @@ from __future__ import annotations
 import capsule_sdk
 
 NAMES = """
-AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncExecStream AsyncTemplates AsyncTerminal Build
-CapacityError Capsule CapsuleClient CapsuleError Change ConflictError Event ExecFailedError ExecInfo
-ExecResult ExecStream Exit FileInfo ForbiddenError Gap GoneError ImageInfo InternalError
-InvalidError Limits Metrics NoSpaceError NotFoundError NotSupportedError Output PoolInfo
-SandboxInfo ShelfInfo TemplateInfo Templates Terminal TooLargeError Transfer UnauthenticatedError
-UnavailableError Unenforced Written WrongStateError
+AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncExecStream AsyncSnapshots AsyncTemplates
+AsyncTerminal Build CapacityError Capsule CapsuleClient CapsuleError Change ConflictError Event
+ExecFailedError ExecInfo ExecResult ExecStream Exit FileInfo ForbiddenError Gap GoneError ImageInfo
+InternalError InvalidError Limits Metrics NoSpaceError NotFoundError NotSupportedError Output
+PoolInfo SandboxInfo ShelfInfo SnapshotInfo Snapshots TemplateInfo Templates Terminal TooLargeError
+Transfer UnauthenticatedError UnavailableError Unenforced Written WrongStateError
 """.split()
 
 CLIENT = "aclose close connect create get list pool".split()
 SANDBOX = """
-attach batch connect_terminal delete download exec execs exists info keep_alive kill list_dir
+attach batch connect_terminal delete download exec execs exists fork info keep_alive kill list_dir
 metrics mkdir move pause read_file read_file_text read_stream refresh remove reset resume run
-send_input set_timeout start stat stream upload watch write_file
+send_input set_timeout snapshot start stat stream upload watch write_file
 """.split()
 
 
@@ -38,6 +38,11 @@ def test_methods_of_both_clients() -> None:
 def test_both_sandboxes_have_the_same_methods() -> None:
     assert public(capsule_sdk.Capsule) == public(capsule_sdk.AsyncCapsule)
     assert public(capsule_sdk.Capsule) | {"info"} == set(SANDBOX)
+
+
+def test_both_kinds_of_snapshots_have_the_same_methods() -> None:
+    for cls in (capsule_sdk.Snapshots, capsule_sdk.AsyncSnapshots):
+        assert public(cls) == {"delete", "get", "list"}
 
 
 def test_both_kinds_of_templates_have_the_same_methods() -> None:

@@ -20,6 +20,7 @@ EXAMPLES = {
     "stream": "tick 0\ntick 1\ntick 2\nexited with 0\n42\n",
     "terminal": "True\n",
     "judge": "ada: correct\nbob: wrong answer\neve: too slow\nmallory: ",
+    "fork": "selection ",
 }
 
 

@@ -260,3 +260,21 @@ def test_use_wakes_a_paused_one_that_was_made_so(client: CapsuleClient) -> None:
         capsule.pause()
         assert capsule.exec("echo up").stdout == "up\n"
         assert capsule.refresh().state == "running"
+
+
+def test_snapshot_restore_and_fork(client: CapsuleClient, capsule: Capsule) -> None:
+    capsule.write_file("f", "base")
+    made = capsule.snapshot("sdk-base", metadata={"a": "b"})
+    try:
+        assert client.snapshots.get("sdk-base") == made and made.size == 4
+        assert made in client.snapshots.list()
+        with client.create(snapshot="sdk-base") as other:
+            assert other.read_file_text("f") == "base" and other.info.snapshot == "sdk-base"
+        forks = capsule.fork(2)
+        assert [fork.read_file_text("f") for fork in forks] == ["base", "base"]
+        for fork in forks:
+            fork.delete()
+    finally:
+        client.snapshots.delete("sdk-base")
+    with pytest.raises(NotFoundError):
+        client.snapshots.get("sdk-base")

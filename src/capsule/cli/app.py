@@ -10,6 +10,7 @@ import typer
 
 from capsule.cli import options as o
 from capsule.cli import show
+from capsule.cli.snapshot_commands import fork, snapshot
 
 app = typer.Typer(
     name="capsule",
@@ -21,6 +22,8 @@ app = typer.Typer(
 )
 template = typer.Typer(no_args_is_help=True, help="What sandboxes start from.")
 app.add_typer(template, name="template")
+app.add_typer(snapshot, name="snapshot")
+app.command()(fork)
 
 
 def _version(asked: bool) -> None:
@@ -133,6 +136,9 @@ def create(
     metadata: Annotated[
         list[str] | None, typer.Option("--metadata", metavar="K=V", help="A label; repeatable.")
     ] = None,
+    snapshot: Annotated[
+        str | None, typer.Option(help="Begin from the files of this snapshot.")
+    ] = None,
     on_timeout: Annotated[
         str | None, typer.Option(help="At the end of its time: delete (default) or pause.")
     ] = None,
@@ -160,6 +166,7 @@ def create(
             "runtime": runtime,
             "env": o.pairs(env),
             "metadata": o.pairs(metadata, option="--metadata"),
+            "snapshot": snapshot,
             "on_timeout": on_timeout,
             "auto_resume": auto_resume or None,
         },

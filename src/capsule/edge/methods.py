@@ -19,7 +19,7 @@ from capsule.service import PoolStatus
 
 
 def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
-    templates = verbs.templates
+    templates, snapshots = verbs.templates, verbs.snapshots
     return {
         "sandbox.v1.create": Method(s.Create, verbs.create, v.SandboxView),
         "sandbox.v1.get": on_sandbox(s.Nothing, verbs.get, v.SandboxView),
@@ -30,6 +30,8 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "sandbox.v1.pause": on_sandbox(s.Nothing, verbs.pause, v.SandboxView),
         "sandbox.v1.resume": on_sandbox(s.Nothing, verbs.resume, v.SandboxView),
         "sandbox.v1.reset": on_sandbox(s.Nothing, verbs.reset, v.SandboxView),
+        "sandbox.v1.snapshot": on_sandbox(s.MakeSnapshot, snapshots.make, v.SnapshotView),
+        "sandbox.v1.fork": on_sandbox(s.Fork, snapshots.fork, v.ForkView),
         "sandbox.v1.metrics": on_sandbox(s.Nothing, verbs.metrics, Usage),
         "sandbox.v1.exec": on_sandbox(s.Exec, verbs.exec, v.ExecView),
         "sandbox.v1.run": on_sandbox(s.Run, verbs.run, v.ExecView),
@@ -48,6 +50,9 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "sandbox.v1.move": on_sandbox(s.Move, files.move, v.DoneView),
         "sandbox.v1.remove": on_sandbox(s.Remove, files.remove, v.DoneView),
         "sandbox.v1.chmod": on_sandbox(s.Chmod, files.chmod, v.DoneView),
+        "snapshot.v1.list": Method(s.Nothing, snapshots.list, v.SnapshotsView),
+        "snapshot.v1.get": Method(s.OfSnapshot, snapshots.get, v.SnapshotView),
+        "snapshot.v1.delete": Method(s.OfSnapshot, snapshots.delete, v.DeletedView),
         "template.v1.list": Method(s.Nothing, templates.list, v.TemplatesView),
         "template.v1.get": Method(s.OfTemplate, templates.get, v.TemplateInfoView),
         "template.v1.build": Method(s.BuildTemplate, templates.build, v.BuiltView),

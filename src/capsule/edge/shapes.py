@@ -70,7 +70,21 @@ class Create(Shape, kw_only=True, frozen=True):
     runtime: Word | None = None
     on_timeout: Literal["delete", "pause"] = "delete"
     auto_resume: bool = False
+    snapshot: Name | None = None
     idempotency_key: Key | None = None
+
+
+class MakeSnapshot(Shape, kw_only=True, frozen=True):
+    name: Name
+    metadata: dict[str, str] = {}
+
+
+class OfSnapshot(Shape, kw_only=True, frozen=True):
+    name: Name
+
+
+class Fork(Shape, kw_only=True, frozen=True):
+    count: Annotated[int, Meta(ge=1, le=20)] = 1
 
 
 class ListSandboxes(Shape, kw_only=True, frozen=True):

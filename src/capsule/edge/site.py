@@ -27,6 +27,7 @@ from capsule.edge.nowhere import METHODS, answer_the_lost
 from capsule.edge.pieces import in_pieces
 from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
 from capsule.edge.rest_files import file_routes
+from capsule.edge.rest_snapshots import snapshot_routes
 from capsule.edge.rest_templates import template_routes
 from capsule.edge.routing import Described, add_schemas, reply
 from capsule.edge.rpc import Rpc
@@ -79,6 +80,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str) -> FastAPI:
     web.include_router(exec_routes(verbs, types))
     web.include_router(file_routes(verbs, files, types))
     web.include_router(template_routes(verbs.templates, types))
+    web.include_router(snapshot_routes(verbs.snapshots, types))
     web.include_router(server_routes(verbs, types, version))
     terminal, exec_socket = TerminalEndpoint(verbs), ExecSocketEndpoint(verbs)
     for path, endpoint in (

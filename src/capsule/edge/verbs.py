@@ -17,6 +17,7 @@ from capsule.edge.drain import Gate
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
+from capsule.edge.snapshot_verbs import SnapshotVerbs
 from capsule.edge.template_verbs import TemplateVerbs
 from capsule.errors import NotFoundError
 from capsule.model import ExecInfo, State, Usage
@@ -38,6 +39,7 @@ class Verbs:
         self.service = service
         self.gate = gate
         self.templates = TemplateVerbs(config, service, gate)
+        self.snapshots = SnapshotVerbs(service, gate)
 
     async def create(self, p: s.Create) -> v.SandboxView:
         return v.SandboxView.of(await self._create(p))
@@ -58,6 +60,7 @@ class Verbs:
             runtime=p.runtime,
             on_timeout=p.on_timeout,
             auto_resume=p.auto_resume,
+            snapshot=p.snapshot,
             idempotency_key=p.idempotency_key,
         )
         return await self.service.create(request)

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from capsule.edge.text import is_text, show
 from capsule.model import ExecInfo, Exit, FileStat, Limits, Template, Unenforced
 from capsule.providers.contract import Capabilities, Finding
-from capsule.service import ExecResult, Image, Sandbox
+from capsule.service import ExecResult, Image, Sandbox, Snapshot
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +41,7 @@ class SandboxView(View, frozen=True, kw_only=True):
     about: Mapping[str, str]
     on_timeout: str
     auto_resume: bool
+    snapshot: str
     sandbox_id: str | UnsetType = UNSET
 
     @classmethod
@@ -64,12 +65,47 @@ class SandboxView(View, frozen=True, kw_only=True):
             about=sandbox.about,
             on_timeout=sandbox.on_timeout,
             auto_resume=sandbox.auto_resume,
+            snapshot=sandbox.snapshot,
             sandbox_id=sandbox.id if old else UNSET,
         )
 
 
 class SandboxesView(View, frozen=True, kw_only=True):
     sandboxes: list[SandboxView]
+
+
+class ForkView(View, frozen=True, kw_only=True):
+    sandboxes: list[SandboxView]
+    copied: tuple[str, ...] = ("files", "limits", "env", "metadata")
+    not_copied: tuple[str, ...] = ("processes", "contexts", "terminals", "sessions")
+
+
+class SnapshotView(View, frozen=True, kw_only=True):
+    name: str
+    template: str
+    provider: str
+    created_at: datetime
+    size: int
+    files: int
+    layers: int
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> SnapshotView:
+        return cls(
+            name=snapshot.name,
+            template=snapshot.template,
+            provider=snapshot.provider,
+            created_at=snapshot.created_at,
+            size=snapshot.size,
+            files=snapshot.files,
+            layers=len(snapshot.layers),
+            metadata=snapshot.metadata,
+        )
+
+
+class SnapshotsView(View, frozen=True, kw_only=True):
+    snapshots: list[SnapshotView]
 
 
 class DeletedView(View, frozen=True, kw_only=True):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from capsule.link import collect, files, network
+from capsule.link import collect, files, network, save
 from capsule.link import watch as watching
 from capsule.link.collect import Collected
 from capsule.link.conversation import (
@@ -239,6 +239,9 @@ class AgentLink:
 
     async def ping(self) -> dict[str, Any]:
         return await self._call({"op": "ping"})
+
+    def save(self, *, full: bool = False) -> AsyncGenerator[bytes, None]:
+        return save.save(self._connect, full=full, timeout=self._timeout, idle=self._idle)
 
     async def freeze(self) -> None:
         """Returns when no program moves. Raises NotSupportedError, ConflictError (busy)."""

@@ -32,10 +32,12 @@ __all__ = [
     "ByteStream",
     "Capabilities",
     "Finding",
+    "Layered",
     "Measured",
     "OutOfReachError",
     "Pausable",
     "Provider",
+    "Saved",
 ]
 
 
@@ -152,6 +154,36 @@ class Pausable(Protocol):
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was kept of a box: bytes of content, and how many files and folders."""
+
+    size: int
+    files: int
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A provider that keeps what boxes have written as layers, and starts boxes from them
+    (`SandboxSpec.layers`). It knows no more of a layer than its name; who uses it is the service's
+    to remember. In `features`: "snapshot"."""
+
+    max_layers: int  # under one box
+
+    async def save(self, box: Box, layer: str, *, full: bool, most_bytes: int) -> Saved:
+        """Keep what the box has written since it began from its layers (`full`: with all of them)
+        under this name. It stands still meanwhile. All or nothing.
+
+        Raises NotSupportedError, ConflictError, TooLargeError, NoSpaceError, UnavailableError.
+        """
+
+    async def kept(self) -> Sequence[str]:
+        """Every layer of this server."""
+
+    async def drop(self, layer: str) -> None:
+        """Fine if it never was. Never called for one that a box runs from."""
 
 
 @runtime_checkable

@@ -58,6 +58,9 @@ class Access:
 
     async def awake(self, entry: Entry) -> AgentLink:
         """The way to its agent; one that may be woken by traffic is."""
+        if entry.shifting.locked():  # it stands still for a moment: nobody is refused for it
+            async with entry.shifting:
+                pass
         if _sleeps(entry):
             await self._pausing.resume(entry)
         return entry.running()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 from base64 import b32encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
 
 from capsule.config import Config
-from capsule.errors import NotFoundError, NotSupportedError
-from capsule.model import SandboxId, SandboxSpec, Template
+from capsule.errors import InvalidError, NotFoundError, NotSupportedError
+from capsule.model import Layer, SandboxId, SandboxSpec, Template
 from capsule.providers.contract import Capabilities
 from capsule.service import validate
 from capsule.service.clock import Clock
 from capsule.service.entry import Entry
-from capsule.service.values import CreateRequest
+from capsule.service.values import DEFAULT_TEMPLATE, CreateRequest, Snapshot
 from capsule.settings import brief
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -49,10 +49,12 @@ class Admission:
         self._capabilities = capabilities
         self._clock = clock
         self._late = late
+        self.snapshot: Callable[[str], Snapshot] | None = None  # told when there are some
 
-    def admit(self, request: CreateRequest) -> Entry:
+    def admit(self, request: CreateRequest, layers: tuple[Layer, ...] = ()) -> Entry:
         """Raises InvalidError, NotFoundError, NotSupportedError, TooLargeError."""
         config = self._config
+        request, layers = self._begin_from(request, layers)
         template = self._template(request.template)
         validate.env(request.env)
         validate.metadata(request.metadata)
@@ -78,6 +80,8 @@ class Admission:
             key=validate.key(request.idempotency_key),
             on_timeout=self._on_timeout(request),
             auto_resume=request.auto_resume,
+            layers=layers,
+            snapshot=request.snapshot or "",
         )
 
     def _template(self, name: str) -> Template:
@@ -90,6 +94,27 @@ class Admission:
                 field="template",
             )
         return template
+
+    def _begin_from(
+        self, request: CreateRequest, layers: tuple[Layer, ...]
+    ) -> tuple[CreateRequest, tuple[Layer, ...]]:
+        """With the snapshot's template and provider, and its layers."""
+        if not request.snapshot:
+            return request, layers
+        assert self.snapshot is not None
+        base = self.snapshot(request.snapshot)
+        for name, given, its in (
+            ("template", request.template, base.template),
+            ("provider", request.provider, base.provider),
+        ):
+            if given not in (None, its, DEFAULT_TEMPLATE):
+                raise InvalidError(
+                    f"{name}: snapshot {base.name} is of {its}, not of {brief(given)}",
+                    hint=f"leave out {name}, or take another snapshot",
+                    field=name,
+                )
+        self._require("snapshot", base.provider, field="snapshot")
+        return replace(request, template=base.template, provider=base.provider), base.layers
 
     def _on_timeout(self, request: CreateRequest) -> str:
         wanted = validate.choice("on_timeout", request.on_timeout, ("delete", "pause"))
@@ -131,6 +156,7 @@ def spec_of(entry: Entry) -> SandboxSpec:
         template=entry.template,
         limits=entry.limits,
         runtime=entry.runtime,
+        layers=tuple(layer.id for layer in entry.layers),
         progress=entry.tell,
     )
 

@@ -14,7 +14,17 @@ from typing import Any
 
 from capsule.errors import CapsuleError, GoneError, UnavailableError, WrongStateError
 from capsule.link.link import AgentLink
-from capsule.model import Handle, Isolation, Limits, SandboxId, Started, State, Template, Unenforced
+from capsule.model import (
+    Handle,
+    Isolation,
+    Layer,
+    Limits,
+    SandboxId,
+    Started,
+    State,
+    Template,
+    Unenforced,
+)
 from capsule.providers.contract import Box
 from capsule.service.carry import Session
 from capsule.service.clock import Clock
@@ -65,6 +75,8 @@ class Record:
     auto_resume: bool = False
     started: Started = Started.COLD
     runtime: str = ""
+    layers: tuple[Layer, ...] = ()
+    snapshot: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +99,8 @@ class Entry:
     runtime: str = ""  # as it was asked for
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False  # whoever uses it while it is paused wakes it
+    layers: tuple[Layer, ...] = ()  # what its files began from, topmost first
+    snapshot: str = ""  # where they came from, if it had a name
     progress: str = ""
     state: State = State.CREATING
     reason: str = ""
@@ -141,6 +155,8 @@ class Entry:
             key=record.key,
             on_timeout=record.on_timeout,
             auto_resume=record.auto_resume,
+            layers=record.layers,
+            snapshot=record.snapshot,
             state=record.state,
             reason=record.reason,
             runtime=record.runtime,
@@ -177,6 +193,8 @@ class Entry:
             reason=self.reason,
             on_timeout=self.on_timeout,
             auto_resume=self.auto_resume,
+            layers=self.layers,
+            snapshot=self.snapshot,
         )
 
     def view(self) -> Sandbox:
@@ -200,6 +218,7 @@ class Entry:
             about=self.about,
             on_timeout=self.on_timeout,
             auto_resume=self.auto_resume,
+            snapshot=self.snapshot,
         )
 
     def tell(self, progress: str) -> None:

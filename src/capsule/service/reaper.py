@@ -43,6 +43,7 @@ class Reaper:
         self._sandboxes = sandboxes
         self._pulse = pulse
         self._pausing = pausing
+        self.also: list[Callable[[], Awaitable[None]]] = []  # what else is tidied every minute
         self._tasks = Tasks()
         self._ending: set[Entry] = set()
 
@@ -132,6 +133,8 @@ class Reaper:
     async def tidy(self) -> None:
         await self._remove_rest()
         self._drop_failed()
+        for tidy in self.also:
+            await tidy()
         await self._parts.store.maintain(self._clock.now())
 
     async def _clear_away(self) -> None:

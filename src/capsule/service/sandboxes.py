@@ -32,7 +32,7 @@ from capsule.errors import (
     UnavailableError,
     WrongStateError,
 )
-from capsule.model import SandboxId, State
+from capsule.model import Layer, SandboxId, State
 from capsule.providers.cleanup import finish
 from capsule.providers.contract import Provider
 from capsule.service import validate
@@ -147,10 +147,10 @@ class Sandboxes:
             if (state is None or entry.state is state) and wanted <= entry.metadata.items()
         ]
 
-    async def create(self, request: CreateRequest) -> Sandbox:
+    async def create(self, request: CreateRequest, *, layers: tuple[Layer, ...] = ()) -> Sandbox:
         if self.draining:
             raise UnavailableError("the server is stopping", hint="try again in a few seconds")
-        entry = self._admission.admit(request)
+        entry = self._admission.admit(request, layers)
         if entry.key is None:
             self._begin(entry, None)
             return await self._launched(entry)

@@ -5,6 +5,7 @@ Service ─┬─ store, providers      opened and closed here
          ├─ pool                  owns ready boxes, and the tasks that launch and remove them
          ├─ resets                owns a task per reset
          ├─ reaper ─ pulse        owns one task
+         ├─ snapshots             owns nothing that outlives a call
          ├─ execs, terminals      own nothing that outlives a call
          ├─ templates             builds are their callers'; owns the task that clears up old ones
          └─ locks on data_dir and run_dir, held from open to aclose
@@ -43,6 +44,7 @@ from capsule.service.reaper import Reaper
 from capsule.service.reset import Resets
 from capsule.service.room import Room
 from capsule.service.sandboxes import Parts, Sandboxes
+from capsule.service.snapshots import Snapshots
 from capsule.service.store import SqliteStore, Store
 from capsule.service.templates import Templates, shares
 from capsule.service.terminal import Terminals, TerminalSession
@@ -86,7 +88,10 @@ class Service:
         self._access = Access(self._sandboxes, self._pulse, self._pausing, self._clock)
         self._execs = Execs(self._parts, self._access)
         self._terminals = Terminals(self._access)
+        self.snapshots = Snapshots(self._parts, self._sandboxes)
+        admission.snapshot = self.snapshots.find
         self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)
+        self.reaper.also.append(self.snapshots.sweep)
         self._drained_by = math.inf  # by the loop's clock
         self._opened = AsyncExitStack()
 
@@ -111,6 +116,7 @@ class Service:
             stack.push_async_callback(self._execs.aclose)
             await adopt_all(self._parts, self._sandboxes)
             self._pool.start()
+            await self.snapshots.open()
             self.reaper.start()
             stack.push_async_callback(self.reaper.aclose)
             self.templates.start()

@@ -77,6 +77,13 @@ class Store(Protocol):
 
     async def forget_sessions(self, id: SandboxId) -> None: ...
 
+    async def load_kept(self, kind: str, type: type[T]) -> list[T]:
+        """What is kept beside sandboxes (snapshots, volumes), oldest first."""
+
+    async def save_kept(self, kind: str, name: str, created: float, body: object) -> None: ...
+
+    async def remove_kept(self, kind: str, name: str) -> None: ...
+
     async def maintain(self, now: float) -> None:
         """Housekeeping: forget old claims, keep files small. Called once a minute or so."""
 
@@ -96,6 +103,13 @@ CREATE TABLE sessions (
 PRAGMA user_version = 1;
 """
 _VERSION = 1
+# Came later, and an older server does not mind it.
+_KEPT = """
+CREATE TABLE IF NOT EXISTS kept (
+    kind TEXT NOT NULL, name TEXT NOT NULL, created REAL NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+"""
 
 
 class SqliteStore:
@@ -114,6 +128,8 @@ class SqliteStore:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 self._db.executescript("BEGIN IMMEDIATE;" + _SCHEMA + "COMMIT;")
+            if version in (0, _VERSION):
+                self._db.executescript(_KEPT)
         if version not in (0, _VERSION):
             raise ConflictError(
                 f"{self._path} has format {version}, this version of Capsule knows {_VERSION}",
@@ -196,6 +212,30 @@ class SqliteStore:
 
     async def forget_sessions(self, id: SandboxId) -> None:
         await self._try(lambda db: db.execute("DELETE FROM sessions WHERE sandbox = ?", (id,)))
+
+    async def load_kept(self, kind: str, type: type[T]) -> list[T]:
+        rows = await self._try(
+            lambda db: db.execute(
+                "SELECT body FROM kept WHERE kind = ? ORDER BY created", (kind,)
+            ).fetchall()
+        )
+        try:
+            return [msgspec.json.decode(body, type=type) for (body,) in rows]
+        except msgspec.MsgspecError as error:
+            raise InternalError(
+                f"{self._path} holds a {kind} that cannot be read: {error}"
+            ) from error
+
+    async def save_kept(self, kind: str, name: str, created: float, body: object) -> None:
+        row = (kind, name, created, self._encode(body))
+        await self._try(
+            lambda db: db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?)", row)
+        )
+
+    async def remove_kept(self, kind: str, name: str) -> None:
+        await self._try(
+            lambda db: db.execute("DELETE FROM kept WHERE kind = ? AND name = ?", (kind, name))
+        )
 
     async def maintain(self, now: float) -> None:
         await self._try(lambda db: _forget_claims(db, now))

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from capsule.model import ExecId, Exit, Isolation, Limits, SandboxId, Started, State, Unenforced
+from capsule.model import (
+    ExecId,
+    Exit,
+    Isolation,
+    Layer,
+    Limits,
+    SandboxId,
+    Started,
+    State,
+    Unenforced,
+)
+
+DEFAULT_TEMPLATE = "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +45,12 @@ class Sandbox:
     about: Mapping[str, str] = field(default_factory=dict)  # its box: runtime, image, transport …
     on_timeout: str = "delete"  # or "pause": what happens at the end of its ttl, or when it is idle
     auto_resume: bool = False
+    snapshot: str = ""  # what its files began from
 
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    template: str = "python"
+    template: str = DEFAULT_TEMPLATE
     ttl: float | None = None
     idle_timeout: float | None = None  # 0: off
     limits: Mapping[str, Any] | None = None  # overrides: names are the fields of Limits
@@ -47,7 +60,30 @@ class CreateRequest:
     runtime: str | None = None  # of the provider's engine; None: the template's, or the default
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False
+    snapshot: str | None = None  # its template and provider go with it
     idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    name: str
+    provider: str
+    template: str
+    layers: tuple[Layer, ...]  # topmost first
+    created: float  # wall clock
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return sum(layer.size for layer in self.layers)
+
+    @property
+    def files(self) -> int:
+        return sum(layer.files for layer in self.layers)
+
+    @property
+    def created_at(self) -> datetime:
+        return datetime.fromtimestamp(self.created, UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ with client.create("python") as capsule:
 from ._client import AsyncCapsuleClient, CapsuleClient
 from ._exec import AsyncExecStream, ExecStream
 from ._sandbox import AsyncCapsule, Capsule
+from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncBuild, AsyncTemplates, Build, Templates
 from .errors import (
     CapacityError,
@@ -44,6 +45,7 @@ from .values import (
     PoolInfo,
     SandboxInfo,
     ShelfInfo,
+    SnapshotInfo,
     TemplateInfo,
     Transfer,
     Unenforced,
@@ -57,6 +59,7 @@ __all__ = [
     "AsyncCapsule",
     "AsyncCapsuleClient",
     "AsyncExecStream",
+    "AsyncSnapshots",
     "AsyncTemplates",
     "AsyncTerminal",
     "Build",
@@ -88,6 +91,8 @@ __all__ = [
     "PoolInfo",
     "SandboxInfo",
     "ShelfInfo",
+    "SnapshotInfo",
+    "Snapshots",
     "TemplateInfo",
     "Templates",
     "Terminal",

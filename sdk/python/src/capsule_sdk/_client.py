@@ -14,6 +14,7 @@ from ._drivers import AsyncDriver, SyncDriver, Target
 from ._flow import Flow
 from ._rpc import new_key, rpc
 from ._sandbox import AsyncCapsule, Capsule
+from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncTemplates, Templates
 from .errors import InvalidError
 from .values import PoolInfo, SandboxInfo
@@ -35,6 +36,7 @@ class CreateOptions(TypedDict, total=False):
     provider: str | None
     runtime: str | None  # of the provider's engine, such as "runsc"
     on_timeout: str | None  # "delete" or "pause": at the end of its ttl, and when it is idle
+    snapshot: str | None  # its files begin from it; so do its template and provider
     auto_resume: bool | None  # whoever uses it while it is paused wakes it
     idempotency_key: str | None
 
@@ -126,6 +128,7 @@ class CapsuleClient(ClientMethods):
         self, url: str | None = None, *, api_key: str | None = None, retries: int = 2
     ) -> None:
         self._driver = SyncDriver(_target(url, api_key, retries))
+        self.snapshots = Snapshots(self._driver)
         self.templates = Templates(self._driver)
 
     def create(self, template: str = "python", **options: Unpack[CreateOptions]) -> Capsule:
@@ -174,6 +177,7 @@ class AsyncCapsuleClient(ClientMethods):
         self, url: str | None = None, *, api_key: str | None = None, retries: int = 2
     ) -> None:
         self._driver = AsyncDriver(_target(url, api_key, retries))
+        self.snapshots = AsyncSnapshots(self._driver)
         self.templates = AsyncTemplates(self._driver)
 
     async def create(

@@ -16,7 +16,7 @@ from ._follow import Follower
 from ._rpc import new_key
 from .errors import CapsuleError, GoneError, InvalidError, NotFoundError
 from .terminal import AsyncTerminal, Terminal
-from .values import ExecInfo, ExecResult, Metrics, SandboxInfo
+from .values import ExecInfo, ExecResult, Metrics, SandboxInfo, SnapshotInfo
 
 Command = Sequence[str] | str  # an argv, or a line for the sandbox's shell
 
@@ -137,6 +137,20 @@ class SandboxMethods(FileMethods):
         return (yield from self._inform("reset", {}))
 
     @method
+    def snapshot(
+        self, name: str, *, metadata: Mapping[str, str] | None = None
+    ) -> Flow[SnapshotInfo]:
+        """Keep its files, as they are at one moment, under a name: `create(snapshot=name)`."""
+        params = {"name": name, "metadata": metadata}
+        body = yield from self._rpc("snapshot", params, timeout=0, repeatable=False)
+        return SnapshotInfo.from_json(body)
+
+    def _fork(self, count: int) -> Flow[list[SandboxInfo]]:
+        params = {"count": whole("count", count, 1, 20)}
+        body = yield from self._rpc("fork", params, timeout=0, repeatable=False)
+        return [SandboxInfo.from_json(info) for info in body["sandboxes"]]
+
+    @method
     def metrics(self) -> Flow[Metrics]:
         """What it uses: CPU time, memory, disk, processes."""
         return Metrics.from_json((yield from self._rpc("metrics", {})))
@@ -229,6 +243,10 @@ class Capsule(SandboxMethods):
         stream = ExecStream(self._driver, self._follower())
         return stream._resume(exec_id, stdout=stdout, stderr=stderr)
 
+    def fork(self, count: int = 1) -> list[Capsule]:
+        """So many sandboxes with the same files, all of them or none. Programs are not copied."""
+        return [Capsule(self._driver, info) for info in self._driver.run(self._fork(count))]
+
     def connect_terminal(self, *, name: str = "main", rows: int = 24, cols: int = 80) -> Terminal:
         """A shell in the sandbox; the same `name` leads back to the same shell."""
         return Terminal.open(self._driver.target, self.id, name=name, rows=rows, cols=cols)
@@ -288,6 +306,11 @@ class AsyncCapsule(SandboxMethods):
         """Read a program's output from these offsets on, whoever started it."""
         stream = AsyncExecStream(self._driver, self._follower())
         return stream._resume(exec_id, stdout=stdout, stderr=stderr)
+
+    async def fork(self, count: int = 1) -> list[AsyncCapsule]:
+        """So many sandboxes with the same files, all of them or none. Programs are not copied."""
+        found = await self._driver.run(self._fork(count))
+        return [AsyncCapsule(self._driver, info) for info in found]
 
     async def connect_terminal(
         self, *, name: str = "main", rows: int = 24, cols: int = 80

@@ -206,6 +206,7 @@ class SandboxInfo:
     about: Mapping[str, str] = field(default_factory=dict)  # runtime, image, transport …
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False
+    snapshot: str = ""  # what its files began from
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> SandboxInfo:
@@ -256,6 +257,25 @@ class PoolInfo:
         values = dict(body)
         values["shelves"] = tuple(_known(ShelfInfo, shelf) for shelf in body.get("shelves") or ())
         return _known(cls, values)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """The files of a sandbox at one moment. `size` is their content, with all layers below."""
+
+    name: str
+    template: str
+    provider: str
+    created_at: datetime
+    size: int = 0
+    files: int = 0
+    layers: int = 1
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> SnapshotInfo:
+        created = datetime.fromisoformat(body["created_at"])
+        return _known(cls, {**body, "created_at": created})
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,9 @@ class Launcher:
     async def sweep(self, request: Mapping[str, Any], *, timeout: float = 15.0) -> None:
         await self.request({"op": "sweep", **request}, timeout=timeout)
 
-    async def probe(self, what: str) -> dict[str, Any]:
-        return await self.request({"op": "probe", "what": what}, timeout=5.0)
+    async def probe(self, what: str, path: Path | None = None) -> dict[str, Any]:
+        where = {} if path is None else {"path": str(path)}
+        return await self.request({"op": "probe", "what": what, **where}, timeout=5.0)
 
     async def request(
         self, request: Mapping[str, Any], body: bytes = b"", *, timeout: float

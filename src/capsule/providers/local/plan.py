@@ -89,6 +89,7 @@ class Parts:
     cpus: tuple[int, ...]
     root: Root | None = None  # None and None: the landlock level, which sees the host's own
     view: Path | None = None
+    layers: tuple[Path, ...] = ()  # what the disk begins from, topmost first
 
 
 def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
@@ -115,6 +116,8 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
     }
     if namespaces:
         plan |= {"stage": str(parts.stage), "mounts": mounts(parts, facts), "net": True}
+        if parts.layers:
+            plan["layers"] = [str(layer) for layer in parts.layers]
     else:
         plan["paths"] = paths(parts)
     return plan

@@ -6,7 +6,7 @@ import asyncio
 import errno as errnos
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,23 @@ class Facts:
         return next((level for level in levels if self.allows(level)), Isolation.NONE)
 
 
-async def gather(launcher: Launcher) -> Facts:
+async def gather(launcher: Launcher, data_dir: Path) -> Facts:
     answers = await asyncio.gather(*(_try(launcher, what) for what in PROBES))
     prepared = await asyncio.to_thread(_prepare_cgroups)
-    return await asyncio.to_thread(_facts, dict(zip(PROBES, answers, strict=True)), prepared)
+    tries = dict(zip(PROBES, answers, strict=True))
+    facts = await asyncio.to_thread(_facts, tries, prepared)
+    place = await asyncio.to_thread(_nearest, data_dir) if facts.uid_ranges else None
+    return replace(facts, tries={**tries, "layers": await _try(launcher, "layers", place)})
 
 
-async def _try(launcher: Launcher, what: str) -> Try:
+def _nearest(path: Path) -> Path:
+    """Itself, or what it would be made in."""
+    return next(p for p in (path, *path.resolve().parents) if p.exists())
+
+
+async def _try(launcher: Launcher, what: str, path: Path | None = None) -> Try:
     try:
-        answer = await launcher.probe(what)
+        answer = await launcher.probe(what, path)
     except CapsuleError as exc:
         return Try(False, stage=exc.message)
     number = answer.get("errno")
@@ -165,6 +173,8 @@ def features(facts: Facts, level: Isolation) -> frozenset[str]:
     found = set()
     if level is Isolation.NAMESPACES or facts.cgroups.freezes:
         found.add("pause")  # without a freezer pid 1 stops everybody in its namespace
+    if level is Isolation.NAMESPACES and facts.can("layers"):
+        found.add("snapshot")
     return frozenset(found)
 
 
@@ -239,6 +249,10 @@ def _parts(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
     yield _tried(
         facts, "overlay", "templates may start from an image or a directory",
         "use a kernel from 5.11 on, or run the server as root",
+    )  # fmt: skip
+    yield _tried(
+        facts, "layers", "snapshots and forks of a sandbox's files",
+        "as root: a kernel from 5.19 on, data_dir on ext4, xfs or btrfs; else a kernel from 6.6 on",
     )  # fmt: skip
     built = os.access(settings.agent, os.X_OK)
     yield Finding("agent", built, str(settings.agent), "" if built else "build it: make agent")

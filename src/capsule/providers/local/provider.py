@@ -33,11 +33,12 @@ from capsule.model import (
     Unenforced,
 )
 from capsule.providers.cleanup import finish, to_the_end
-from capsule.providers.contract import Box, ByteStream, Capabilities, Provider
+from capsule.providers.contract import Box, ByteStream, Capabilities, Provider, Saved
 from capsule.providers.local import plan, probe, records, seccomp
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
+from capsule.providers.local.layers import Layers
 from capsule.providers.local.probe import Facts
 from capsule.providers.local.roots import Roots
 from capsule.providers.local.settings import LocalSettings
@@ -52,6 +53,7 @@ UNDO_BUDGET = 20.0
 
 class LocalProvider(Provider):
     name: ClassVar[str] = "local"
+    max_layers = 24  # overlayfs takes their paths in one page
 
     def __init__(self, settings: LocalSettings) -> None:
         self.settings = settings
@@ -115,6 +117,8 @@ class LocalProvider(Provider):
                 hint="take the docker provider for it",
                 field="runtime",
             )
+        if spec.layers:
+            self._require_layers(engine)
         with host_errors("the sandbox cannot be prepared"):
             filter_ = await self._filter(spec.template.seccomp, engine.level)
             parts = await self._parts(engine, sandbox_id, spec)
@@ -167,6 +171,29 @@ class LocalProvider(Provider):
         if self._engine is not None:
             self._engine.cores.release(handle.sandbox_id)
 
+    async def save(self, box: Box, layer: str, *, full: bool, most_bytes: int) -> Saved:
+        engine = self._ready()
+        self._require_layers(engine)
+        pieces = AgentLink(box.connect).save(full=full)
+        return await engine.layers.write(layer, pieces, most_bytes=most_bytes)
+
+    async def kept(self) -> Sequence[str]:
+        return await asyncio.to_thread(self._ready().layers.ids)
+
+    async def drop(self, layer: str) -> None:
+        with host_errors("a layer cannot be removed"):
+            await asyncio.to_thread(self._ready().layers.remove, layer)
+
+    def _require_layers(self, engine: Engine) -> None:
+        if "snapshot" not in engine.features:
+            why = engine.facts.tries["layers"].why
+            if engine.level is not Isolation.NAMESPACES:
+                why = f"a sandbox of the level {engine.level} has no disk of its own"
+            raise NotSupportedError(
+                f"this host cannot keep the files of sandboxes as layers: {why}",
+                hint="`capsule doctor` shows the fix",
+            )
+
     async def _remove(self, directory: Path, record: Mapping[str, Any]) -> None:
         """A keeper that lives is asked first: a record from before it began lacks its pid."""
         with contextlib.suppress(CapsuleError):
@@ -192,7 +219,7 @@ class LocalProvider(Provider):
     async def _gather(self) -> Facts:
         if self._facts is None:
             await self._launcher.start()
-            self._facts = await probe.gather(self._launcher)
+            self._facts = await probe.gather(self._launcher, self.settings.data_dir)
         return self._facts
 
     def _ready(self) -> Engine:
@@ -214,6 +241,8 @@ class LocalProvider(Provider):
         if not any(records.read_all(self._boxes)):
             self._views.clear()
         engine.disks.prepare()
+        if "snapshot" in engine.features:
+            engine.layers.prepare()
         plan.learn_host()
 
     async def _parts(self, engine: Engine, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:
@@ -221,6 +250,7 @@ class LocalProvider(Provider):
         root = await engine.roots.get(spec.template)
         unique = f"{_safe(sandbox_id)}-{self._instance}"
         disk = await engine.disks.entry(unique, spec.limits)
+        layers = [await asyncio.to_thread(engine.layers.path, each) for each in spec.layers]
         view = None if root is None else await self._view(shown, spec.limits.memory)
         return plan.Parts(
             id=sandbox_id,
@@ -234,6 +264,7 @@ class LocalProvider(Provider):
             cpus=engine.cores.pick(shown),
             root=root,
             view=view,
+            layers=tuple(layers),
         )
 
     async def _request(self, engine: Engine, parts: plan.Parts) -> dict[str, Any]:
@@ -295,6 +326,10 @@ class Engine:
         self.disks = Disks(settings.data_dir, backing, facts.mkfs)
         self.roots = Roots(settings.data_dir, level, overlay=facts.can("overlay"))
         self.unenforced = tuple(probe.unenforced(facts, level, backing))
+        self.features = probe.features(facts, level)
+        # Of the uids that programs have inside; where a box has one uid, that is ours.
+        owner = plan.UID if facts.uid_ranges else None
+        self.layers = Layers(settings.data_dir / "layers", owner=owner)
 
 
 class LocalBox(Box):

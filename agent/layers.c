@@ -1,0 +1,113 @@
+/* A box that begins from layers: folders of the host, read-only and shared, over which its own disk lies. Nothing is copied.
+ *
+ * Layers hold files with the uids that programs have inside. As root each box has uids of its own on the host, so the keeper
+ * mounts every layer over itself with the box's mapping (an idmapped mount), in its own mount namespace. pid 1 then mounts the
+ * overlay, with no more rights than over its own uids. */
+#include "agent.h"
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#ifndef SYS_open_tree
+#define SYS_open_tree 428
+#define SYS_move_mount 429
+#endif
+#ifndef SYS_mount_setattr
+#define SYS_mount_setattr 442
+#endif
+enum { TREE_CLONE = 1, FROM_EMPTY_PATH = 4, SET_RDONLY = 1, SET_NOSUID = 2, SET_NODEV = 4, SET_IDMAP = 0x100000 };
+struct attr { uint64_t set, clear, propagation, userns; };
+
+static const struct json *layers(void) {
+    const struct json *l = json_get(box.spec, "layers");
+    return l && l->type == J_ARR ? l->child : NULL;
+}
+
+/* A user namespace in which nobody lives: only its mapping is wanted. */
+int map_namespace(uint32_t base, uint32_t count, struct fault *f) {
+    char map[64], path[64];
+    int fd = -1;
+    pid_t pid = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
+    if (!pid) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+        for (;;) pause();
+    }
+    if (pid < 0) return fault_set(f, errno, "user namespace for layers"), -1;
+    snprintf(map, sizeof map, "0 %u %u\n", base, count);
+    if (write_proc(pid, "uid_map", map, f) && write_proc(pid, "gid_map", map, f)) {
+        snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0) fault_set(f, errno, "user namespace for layers");
+    }
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    return fd;
+}
+
+/* -1: see errno. The mount is attached nowhere yet. */
+int map_tree(const char *path, int userns, bool read_only) {
+    cleanup_fd int tree = (int)syscall(SYS_open_tree, AT_FDCWD, path, TREE_CLONE | O_CLOEXEC);
+    struct attr a = {.set = SET_IDMAP | SET_NOSUID | SET_NODEV | (read_only ? SET_RDONLY : 0), .userns = (uint64_t)userns};
+    if (tree < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &a, sizeof a)) return -1;
+    return steal_fd(&tree);
+}
+
+bool map_over_itself(const char *path, int userns, bool read_only, struct fault *f) {
+    cleanup_fd int tree = map_tree(path, userns, read_only);
+    if (tree < 0) return fault_set(f, errno, "map the uids of a layer");
+    if (syscall(SYS_move_mount, tree, "", AT_FDCWD, path, FROM_EMPTY_PATH)) return fault_set(f, errno, "mount a layer");
+    return true;
+}
+
+bool layers_map(struct fault *f) {
+    if (!layers() || box.user_mode != USER_RANGE) return true;
+    cleanup_fd int userns = map_namespace(box.uid_base, box.uid_count, f);
+    if (userns < 0) return false;
+    for (const struct json *l = layers(); l; l = l->next)
+        if (l->type != J_STR || !map_over_itself(l->str, userns, true, f)) return f->err ? false : fault_set(f, EINVAL, "launch: layers");
+    return true;
+}
+
+/* What an overlay needs of the disk, instead of the folders themselves. */
+bool layers_make_dirs(int disk, bool outside, struct fault *f) {
+    static const char *const names[] = {"upper", "work"};
+    for (int i = 0; i < 2; i++) {
+        if (mkdirat(disk, names[i], 0755) && errno != EEXIST) return fault_set(f, errno, "make %s", names[i]);
+        if (outside && fchownat(disk, names[i], box.uid_base, box.uid_base, AT_SYMLINK_NOFOLLOW)) return fault_set(f, errno, "own %s", names[i]);
+    }
+    return true;
+}
+
+static void add_path(struct buf *o, const char *path) {
+    for (; *path; path++) {
+        if (strchr("\\:,", *path)) buf_add(o, "\\", 1); /* they separate */
+        buf_add(o, path, 1);
+    }
+}
+
+/* By pid 1: over the disk itself, so that its folders are found where they always are. */
+bool layers_mount(struct fault *f) {
+    char point[4200];
+    struct buf o = {0};
+    if (!layers()) return true;
+    snprintf(point, sizeof point, "%s/disk", box.stage);
+    for (const struct json *l = layers(); l; l = l->next) {
+        buf_printf(&o, o.n ? ":" : "lowerdir=");
+        add_path(&o, l->str);
+    }
+    buf_printf(&o, ",upperdir=");
+    add_path(&o, point);
+    buf_printf(&o, "/upper,workdir=");
+    add_path(&o, point);
+    buf_printf(&o, "/work,userxattr");
+    buf_add(&o, "", 1);
+    int failed = o.n > 4096 ? (errno = E2BIG, -1) : mount("overlay", point, "overlay", MS_NOSUID | MS_NODEV, o.p);
+    int err = errno;
+    buf_free(&o);
+    return !failed || fault_set(f, err, "overlay of layers");
+}

@@ -1,0 +1,205 @@
+/* What a box has written, as a stream: the worker that reads it while everybody stands still. It follows nothing, and tells
+ * names, modes, times, links, holes and, for a box that began from layers, what was deleted of them (spec/agent-protocol.md). */
+#include "agent.h"
+#include <dirent.h>
+#include <limits.h>
+#include <linux/capability.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/xattr.h>
+
+#define CHUNK (256u << 10)
+#define DEEPEST 200
+
+struct first { ino_t ino; char *path; }; /* of a file with several names */
+
+static int conn;
+static bool upper; /* what is read is the upper folder of an overlay */
+static char out[CHUNK], data[CHUNK];
+static size_t filled;
+static uint64_t sent, files, bytes, left_out;
+static struct buf path;
+static struct first *firsts;
+static size_t nfirsts, room;
+
+static void flush_out(void) {
+    if (filled && !frame_write(conn, F_DATA, S_FILE, sent, out, filled)) _exit(0); /* the client left */
+    sent += filled;
+    filled = 0;
+}
+
+static void put(const void *p, size_t n) {
+    for (size_t part; n; n -= part, p = (const char *)p + part) {
+        if (filled == CHUNK) flush_out();
+        part = n < CHUNK - filled ? n : CHUNK - filled;
+        memcpy(out + filled, p, part);
+        filled += part;
+    }
+}
+
+static void give_up(int err, const char *code, const char *message) {
+    struct fault f = {.err = err, .code = code};
+    snprintf(f.stage, sizeof f.stage, "save");
+    frame_error(conn, &f, message);
+    _exit(0);
+}
+
+static void put_number(uint64_t v, int n) {
+    unsigned char raw[8];
+    for (int i = 0; i < n; i++) raw[i] = (unsigned char)(v >> 8 * (n - 1 - i));
+    put(raw, (size_t)n);
+}
+
+static void put_entry(char kind, const struct stat *st, const char *target, size_t n) {
+    put(&kind, 1);
+    put_number(st->st_mode & 07777, 2);
+    put_number((uint64_t)st->st_mtim.tv_sec, 8);
+    put_number((uint64_t)st->st_mtim.tv_nsec, 4);
+    put_number(kind == 'f' ? (uint64_t)st->st_size : 0, 8);
+    put_number(path.n, 2);
+    put_number(n, 2);
+    put(path.p, path.n);
+    put(target, n);
+    files++;
+}
+
+static size_t place_of(ino_t ino) {
+    size_t at = (size_t)(ino * 0x9e3779b97f4a7c15u) & (room - 1);
+    while (firsts[at].path && firsts[at].ino != ino) at = (at + 1) & (room - 1);
+    return at;
+}
+
+/* The name under which it was told before; NULL: this is the first. */
+static const char *known_as(ino_t ino) {
+    if (nfirsts * 2 >= room) {
+        struct first *old = firsts;
+        size_t n = room;
+        room = room ? room * 2 : 256;
+        firsts = calloc(room, sizeof *firsts);
+        if (!firsts) give_up(ENOMEM, NULL, NULL);
+        for (size_t i = 0; i < n; i++)
+            if (old[i].path) firsts[place_of(old[i].ino)] = old[i];
+        free(old);
+    }
+    struct first *f = &firsts[place_of(ino)];
+    if (f->path) return f->path;
+    *f = (struct first){ino, strndup(path.p, path.n)};
+    if (!f->path) give_up(ENOMEM, NULL, NULL);
+    nfirsts++;
+    return NULL;
+}
+
+static void put_content(int fd, off_t size) {
+    for (off_t at = 0; at < size;) {
+        off_t start = lseek(fd, at, SEEK_DATA);
+        if (start < 0 || start >= size) break; /* ENXIO: nothing but a hole */
+        off_t end = lseek(fd, start, SEEK_HOLE);
+        if (end < 0 || end > size) end = size;
+        for (at = start; at < end;) {
+            size_t want = end - at < (off_t)CHUNK ? (size_t)(end - at) : CHUNK;
+            ssize_t n = RETRY(pread(fd, data, want, at));
+            if (n <= 0) give_up(n ? errno : EIO, NULL, NULL);
+            put_number((uint64_t)at, 8);
+            put_number((uint64_t)n, 4);
+            put(data, (size_t)n);
+            bytes += (uint64_t)n;
+            at += n;
+        }
+    }
+    put_number(0, 8);
+    put_number(0, 4);
+}
+
+static void put_file(int dir, const char *name, const struct stat *st) {
+    const char *first = st->st_nlink > 1 ? known_as(st->st_ino) : NULL;
+    if (first) return put_entry('h', st, first, strlen(first));
+    cleanup_fd int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) give_up(errno, NULL, NULL);
+    put_entry('f', st, "", 0);
+    put_content(fd, st->st_size);
+}
+
+static void put_folder(int fd, int depth);
+
+static bool is_opaque(int fd) {
+    char value[2];
+    return upper && fgetxattr(fd, "user.overlay.opaque", value, sizeof value) == 1 && *value == 'y';
+}
+
+static void enter_folder(int dir, const char *name, const struct stat *st, int depth) {
+    if (depth == DEEPEST) give_up(0, "too_large", "a folder is more than 200 levels deep");
+    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) give_up(errno, NULL, NULL);
+    put_entry(is_opaque(fd) ? 'D' : 'd', st, "", 0);
+    put_folder(fd, depth + 1);
+}
+
+static void put_one(int dir, const char *name, int depth) {
+    struct stat st;
+    char target[PATH_MAX];
+    if (path.n > PATH_MAX - 1) give_up(0, "too_large", "a path is longer than 4095 bytes");
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW)) give_up(errno, NULL, NULL);
+    if (S_ISDIR(st.st_mode)) return enter_folder(dir, name, &st, depth);
+    if (S_ISREG(st.st_mode)) return put_file(dir, name, &st);
+    ssize_t n = S_ISLNK(st.st_mode) ? readlinkat(dir, name, target, sizeof target) : -1;
+    if (n > 0) return put_entry('l', &st, target, (size_t)n);
+    bool whiteout = S_ISCHR(st.st_mode) && !st.st_rdev;
+    if (!(upper && whiteout)) left_out++;
+    if (upper) put_entry('w', &st, "", 0); /* what is left out must not bring back what is below it */
+}
+
+static void put_folder(int fd, int depth) {
+    DIR *d = fdopendir(fd); /* owns fd */
+    if (!d) give_up(errno, NULL, NULL);
+    size_t before = path.n;
+    for (struct dirent *e; (e = readdir(d));) {
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+        buf_printf(&path, "/");
+        buf_add(&path, e->d_name, strlen(e->d_name));
+        put_one(fd, e->d_name, depth);
+        path.n = before;
+    }
+    closedir(d);
+}
+
+/* One of the folders that the disk is bound into the box by. */
+static void put_root(int disk, const struct json *m, bool full) {
+    char at[PATH_MAX];
+    struct stat st;
+    const char *from = json_str(m, "from"), *to = json_str(m, "to");
+    if (!from || !to) return;
+    if (full) snprintf(at, sizeof at, "/%s", to);
+    else snprintf(at, sizeof at, "%s%s", upper ? "upper/" : "", from);
+    int dir = full ? AT_FDCWD : disk;
+    if (fstatat(dir, at, &st, AT_SYMLINK_NOFOLLOW)) {
+        if (errno == ENOENT) return; /* nothing of it has changed */
+        give_up(errno, NULL, NULL);
+    }
+    path.n = 0;
+    buf_add(&path, from, strlen(from));
+    if (S_ISDIR(st.st_mode)) enter_folder(dir, at, &st, 0);
+}
+
+void save_main(int disk, int conn_fd, bool full) {
+    struct timeval patience = {60, 0};
+    struct buf b = {0};
+    conn = conn_fd;
+    set_nonblocking(conn, false);
+    setsockopt(conn, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    signal(SIGPIPE, SIG_IGN);
+    upper = !full && json_get(box.spec, "layers");
+    if (!drop_capabilities(1 << CAP_DAC_READ_SEARCH)) give_up(errno, NULL, NULL); /* a file that nobody may read is saved, too */
+    const struct json *mounts = json_get(box.spec, "mounts");
+    for (const struct json *m = mounts ? mounts->child : NULL; m; m = m->next) {
+        const char *type = json_str(m, "type");
+        if (type && !strcmp(type, "disk")) put_root(disk, m, full);
+    }
+    flush_out();
+    buf_printf(&b, "{\"files\":%llu,\"bytes\":%llu,\"left_out\":%llu}", (unsigned long long)files, (unsigned long long)bytes,
+               (unsigned long long)left_out);
+    frame_json(conn, F_REPLY, &b);
+    _exit(0);
+}

@@ -1,0 +1,68 @@
+"""Commands about snapshots and forks: snapshot create, ls, rm; fork."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from capsule.cli import show
+from capsule.cli.remote import Server, info_fields
+from capsule_sdk import SnapshotInfo
+
+
+def _fields(info: SnapshotInfo) -> dict[str, Any]:
+    return {**dataclasses.asdict(info), "created_at": info.created_at.isoformat()}
+
+
+def create(
+    server: Server, id: str, name: str, metadata: Mapping[str, str], *, as_json: bool
+) -> int:
+    with server.client() as client:
+        made = client.get(id).snapshot(name, metadata=metadata)
+    if as_json:
+        show.as_json(_fields(made))
+        return 0
+    print(made.name)
+    show.note(f"{show.size(made.size)}; start from it with: capsule create --snapshot {made.name}")
+    return 0
+
+
+def list_snapshots(server: Server, *, as_json: bool) -> int:
+    with server.client() as client:
+        found = client.snapshots.list()
+    if as_json:
+        show.as_json({"snapshots": [_fields(info) for info in found]})
+        return 0
+    columns = ("name", "template", "provider", "size", "files", "created")
+    show.table(columns, [_row(info) for info in found], empty="no snapshots")
+    return 0
+
+
+def _row(info: SnapshotInfo) -> Sequence[str]:
+    created = info.created_at.isoformat(sep=" ", timespec="seconds")
+    size = show.size(info.size)
+    return (info.name, info.template, info.provider, size, str(info.files), created)
+
+
+def remove(server: Server, names: Sequence[str], *, as_json: bool) -> int:
+    with server.client() as client:
+        for name in names:
+            client.snapshots.delete(name)
+            if not as_json:
+                print(name)
+    if as_json:
+        show.as_json({"deleted": list(names)})
+    return 0
+
+
+def fork(server: Server, id: str, count: int, *, as_json: bool) -> int:
+    with server.client() as client:
+        made = client.get(id).fork(count)
+    if as_json:
+        show.as_json({"sandboxes": [info_fields(capsule.info) for capsule in made]})
+        return 0
+    for capsule in made:
+        print(capsule.id)
+    show.note("files are copied; processes, contexts and terminals are not")
+    return 0

@@ -1,0 +1,34 @@
+"""What a client can do with snapshots and forks, once for JSON-RPC and REST."""
+
+from __future__ import annotations
+
+from capsule.edge import shapes as s
+from capsule.edge import views as v
+from capsule.edge.drain import Gate
+from capsule.service import Service
+
+
+class SnapshotVerbs:
+    def __init__(self, service: Service, gate: Gate) -> None:
+        self.service = service
+        self.gate = gate
+
+    async def make(self, id: str, p: s.MakeSnapshot) -> v.SnapshotView:
+        self.gate.admit()
+        return v.SnapshotView.of(await self.service.snapshots.make(id, p.name, p.metadata))
+
+    async def fork(self, id: str, p: s.Fork) -> v.ForkView:
+        self.gate.admit()
+        made = await self.service.snapshots.fork(id, p.count)
+        return v.ForkView(sandboxes=[v.SandboxView.of(each) for each in made])
+
+    async def list(self, p: s.Nothing) -> v.SnapshotsView:
+        found = self.service.snapshots.list()
+        return v.SnapshotsView(snapshots=[v.SnapshotView.of(each) for each in found])
+
+    async def get(self, p: s.OfSnapshot) -> v.SnapshotView:
+        return v.SnapshotView.of(self.service.snapshots.find(p.name))
+
+    async def delete(self, p: s.OfSnapshot) -> v.DeletedView:
+        await self.service.snapshots.delete(p.name)
+        return v.DeletedView()

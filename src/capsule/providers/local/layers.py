@@ -1,0 +1,207 @@
+"""Layers on this host: what boxes have written, kept as folders that others start from.
+
+data_dir/layers/ID is whole or not there: a layer is written as `.ID` and renamed. The names in it
+are the disk's folders (workspace, tmp, var-tmp), its files have the uids that programs see. Each is
+relative to the layers below it, which whoever keeps records knows; here they are only folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+from capsule.errors import InvalidError, NotFoundError, UnavailableError
+from capsule.host_errors import host_errors
+from capsule.providers.cleanup import to_the_end
+from capsule.providers.contract import Saved
+from capsule.providers.local.layer_folder import LayerFolder
+from capsule.providers.local.removal import remove_tree
+
+_HEAD = struct.Struct(">cHqIQHH")
+_EXTENT = struct.Struct(">QI")
+BATCH = 1024 * 1024
+
+
+class Layers:
+    def __init__(self, folder: Path, *, owner: int | None) -> None:
+        self.folder = folder
+        self._owner = owner
+
+    def prepare(self) -> None:
+        """Drafts of a server that was killed are removed. Blocks."""
+        self.folder.mkdir(mode=0o711, exist_ok=True)
+        for name in os.listdir(self.folder):
+            if name.startswith("."):
+                remove_tree(self.folder / name)
+
+    def path(self, id: str) -> Path:
+        """Raises NotFoundError."""
+        path = self._path(id)
+        if not path.is_dir():
+            raise NotFoundError(f"layer {id} is not on this host any more")
+        return path
+
+    def _path(self, id: str) -> Path:
+        if not id.isalnum():
+            raise InvalidError(f"not the name of a layer: {id[:80]!r}")
+        return self.folder / id
+
+    def ids(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return [name for name in os.listdir(self.folder) if not name.startswith(".")]
+        return []
+
+    def remove(self, id: str) -> None:
+        """Renamed first: half a layer must not look like one. Blocks."""
+        draft = self.folder / f".{id}"
+        with suppress(FileNotFoundError):
+            os.rename(self._path(id), draft)
+        remove_tree(draft)
+
+    async def write(
+        self, id: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
+    ) -> Saved:
+        """All or nothing. Raises InvalidError, TooLargeError, NoSpaceError, what `pieces` does."""
+        fill = Fill(self, id, most_bytes)
+        try:
+            with host_errors("the snapshot cannot be written"):
+                await to_the_end(asyncio.to_thread(fill.open))
+                parser = Parser(fill.layer)
+                async with aclosing(pieces):
+                    waiting = bytearray()
+                    async for piece in pieces:
+                        waiting += piece
+                        if len(waiting) >= BATCH:
+                            batch, waiting = waiting, bytearray()
+                            await to_the_end(asyncio.to_thread(parser.feed, batch))
+                    await to_the_end(asyncio.to_thread(parser.feed, waiting))
+                parser.end()
+                return await to_the_end(asyncio.to_thread(fill.keep))
+        except BaseException:
+            await to_the_end(asyncio.to_thread(fill.drop))
+            raise
+
+    async def write_by(
+        self, id: str, work: Callable[[LayerFolder], None], *, most_bytes: int
+    ) -> Saved:
+        """The same from a function that fills the folder, in a thread."""
+
+        def run() -> Saved:
+            fill = Fill(self, id, most_bytes)
+            try:
+                fill.open()
+                work(fill.layer)
+                return fill.keep()
+            except BaseException:
+                fill.drop()
+                raise
+
+        with host_errors("the snapshot cannot be written"):
+            return await to_the_end(asyncio.to_thread(run))
+
+
+class Fill:
+    """A layer that is being written: `keep` or `drop` ends it. Blocks."""
+
+    layer: LayerFolder
+
+    def __init__(self, layers: Layers, id: str, most_bytes: int) -> None:
+        self._final = layers._path(id)
+        self._draft = layers.folder / f".{id}"
+        self._most = most_bytes
+        self._owner = layers._owner
+        self._root = -1
+
+    def open(self) -> None:
+        os.mkdir(self._draft, 0o700)
+        self._root = os.open(self._draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.layer = LayerFolder(self._root, most_bytes=self._most, owner=self._owner)
+
+    def keep(self) -> Saved:
+        self.layer.finish()
+        os.close(self._root)
+        self._root = -1
+        os.rename(self._draft, self._final)
+        return Saved(size=self.layer.bytes, files=self.layer.entries)
+
+    def drop(self) -> None:
+        if self._root >= 0:
+            self.layer.close()
+            os.close(self._root)
+            self._root = -1
+        remove_tree(self._draft)
+
+
+class Parser:
+    """The agent's save stream, in pieces of any size, into a folder."""
+
+    def __init__(self, layer: LayerFolder) -> None:
+        self._layer = layer
+        self._held = bytearray()
+        self._in_file = False
+        self._offset = 0
+        self._left = 0  # of the current extent
+
+    def feed(self, data: bytes | bytearray) -> None:
+        self._held += data
+        view = memoryview(bytes(self._held))
+        at = 0
+        while (used := self._take(view[at:])) > 0:
+            at += used
+        del self._held[:at]
+
+    def end(self) -> None:
+        if self._held or self._in_file:
+            raise UnavailableError("what the box has written did not come to its end")
+
+    def _take(self, view: memoryview) -> int:
+        """How much of it was used; 0: more is needed."""
+        if self._left:
+            return self._take_data(view)
+        return self._take_extent(view) if self._in_file else self._take_entry(view)
+
+    def _take_data(self, view: memoryview) -> int:
+        piece = view[: self._left]
+        self._layer.write(self._offset, piece)
+        self._offset += len(piece)
+        self._left -= len(piece)
+        return len(piece)
+
+    def _take_extent(self, view: memoryview) -> int:
+        if len(view) < _EXTENT.size:
+            return 0
+        self._offset, self._left = _EXTENT.unpack_from(view)
+        if not self._left:
+            self._layer.end_file()
+            self._in_file = False
+        return _EXTENT.size
+
+    def _take_entry(self, view: memoryview) -> int:
+        if len(view) < _HEAD.size:
+            return 0
+        kind, mode, seconds, nanos, size, name_size, target_size = _HEAD.unpack_from(view)
+        whole: int = _HEAD.size + name_size + target_size
+        if len(view) < whole:
+            return 0
+        name = bytes(view[_HEAD.size : _HEAD.size + name_size])
+        target = bytes(view[_HEAD.size + name_size : whole])
+        time = max(-(2**62), min(seconds * 10**9 + nanos, 2**62))
+        match kind:
+            case b"d" | b"D":
+                self._layer.folder(name, mode, time, opaque=kind == b"D")
+            case b"f":
+                self._layer.begin_file(name, mode, time, size)
+                self._in_file = True
+            case b"l":
+                self._layer.symlink(name, target, time)
+            case b"h":
+                self._layer.hardlink(name, target)
+            case b"w":
+                self._layer.whiteout(name)
+            case _:
+                raise InvalidError(f"the layer has an entry of unknown kind {kind!r}")
+        return whole
