@@ -7,7 +7,9 @@ import re
 import pytest
 
 from tests.support import ROOT
-from tests.support.servers import RealServer
+from tests.support.engine import EngineApi
+from tests.support.images import Images
+from tests.support.servers import RealServer, real_server
 
 SNIPPET = """\
 from capsule_sdk import CapsuleClient
@@ -27,6 +29,20 @@ with client.create("python") as capsule:
 
 
 def test_the_snippet_works(server: RealServer, capsys: pytest.CaptureFixture[str]) -> None:
+    it_works(server, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["runc", "runsc"])
+def test_the_snippet_works_in_containers(
+    runtime: str, engine: EngineApi, images: Images, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"PROVIDER": "docker", "DOCKER_HOST": engine.url, "DOCKER_IMAGE": images.python}
+    with real_server(**settings, DOCKER_RUNTIME=runtime) as server:
+        it_works(server, capsys)
+
+
+def it_works(server: RealServer, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     exec(SNIPPET.replace("http://localhost:8080", server.url), names)
     assert capsys.readouterr().out == "45\n\n"
