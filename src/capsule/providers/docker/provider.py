@@ -219,7 +219,7 @@ class DockerProvider(Provider):
             return await to_the_end(host.engine.create(name, body))
         except NotFoundError:
             host.supply.forget(order.image.name)
-            await self._image(host, order.spec)  # it was there a minute ago
+            await self._image(host, order.spec)  # it was there just now
         except InvalidError as exc:
             if "bind source path does not exist" in exc.message:
                 if str(host.disks.folder(order.id)) in exc.message:

@@ -16,7 +16,7 @@ from capsule.providers.docker.settings import DockerSettings
 
 log = structlog.get_logger(__name__)
 
-FRESH = 60.0  # seconds for which an image is not looked at again
+FRESH = 1.0  # seconds for which an image is not looked at again: a burst of creates looks once
 
 Progress = Callable[[str], None]
 
