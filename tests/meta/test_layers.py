@@ -26,6 +26,7 @@ HEIGHT = {
     "template_file": 1,
     "config": 1,
     "link": 2,
+    "kernels": 2,
     "profiles": 2,
     "templates": 2,
     "providers": 3,

@@ -1,5 +1,5 @@
-"""The methods of JSON-RPC: which name takes what and does what. `sandbox.v1.*`, `template.v1.*`
-and `pool.v1.*` are the interface; `sandbox.*` the older one.
+"""The methods of JSON-RPC: which name takes what and does what. `sandbox.v1.*`, `context.v1.*`,
+`template.v1.*` and `pool.v1.*` are the interface; `sandbox.*` the older one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from capsule.edge import contexts as c
 from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.files import FileVerbs
@@ -19,7 +20,7 @@ from capsule.service import PoolStatus
 
 
 def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
-    templates, snapshots = verbs.templates, verbs.snapshots
+    templates, snapshots, contexts = verbs.templates, verbs.snapshots, verbs.contexts
     return {
         "sandbox.v1.create": Method(s.Create, verbs.create, v.SandboxView),
         "sandbox.v1.get": on_sandbox(s.Nothing, verbs.get, v.SandboxView),
@@ -53,6 +54,12 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "snapshot.v1.list": Method(s.Nothing, snapshots.list, v.SnapshotsView),
         "snapshot.v1.get": Method(s.OfSnapshot, snapshots.get, v.SnapshotView),
         "snapshot.v1.delete": Method(s.OfSnapshot, snapshots.delete, v.DeletedView),
+        "context.v1.create": on_sandbox(s.CreateContext, contexts.create, c.ContextView),
+        "context.v1.run": on_sandbox(s.RunInContext, contexts.run, c.RunView),
+        "context.v1.interrupt": on_sandbox(s.OfContext, contexts.interrupt, c.InterruptedView),
+        "context.v1.restart": on_sandbox(s.OfContext, contexts.restart, c.ContextView),
+        "context.v1.list": on_sandbox(s.Nothing, contexts.list, c.ContextsView),
+        "context.v1.delete": on_sandbox(s.OfContext, contexts.delete, v.DeletedView),
         "template.v1.list": Method(s.Nothing, templates.list, v.TemplatesView),
         "template.v1.get": Method(s.OfTemplate, templates.get, v.TemplateInfoView),
         "template.v1.build": Method(s.BuildTemplate, templates.build, v.BuiltView),

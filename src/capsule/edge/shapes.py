@@ -185,6 +185,30 @@ class Resize(OfExec, kw_only=True, frozen=True):
     cols: Side
 
 
+class CreateContext(Shape, kw_only=True, frozen=True):
+    language: Word | None = None
+    cwd: Path | None = None
+    env: dict[str, str] = {}
+    imports: Annotated[list[str], Meta(max_length=100)] = []
+
+
+class OfContext(Shape, kw_only=True, frozen=True):
+    context: Id
+
+
+class RunCode(Shape, kw_only=True, frozen=True):
+    code: str
+    timeout_ms: Millis | None = None
+
+
+class RunDefault(RunCode, kw_only=True, frozen=True):
+    language: Word | None = None
+
+
+class RunInContext(RunDefault, kw_only=True, frozen=True):
+    context: Id | None = None
+
+
 class OfPath(Shape, kw_only=True, frozen=True):
     path: Path
 

@@ -26,6 +26,7 @@ from capsule.edge.methods import build_methods
 from capsule.edge.nowhere import METHODS, answer_the_lost
 from capsule.edge.pieces import in_pieces
 from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
+from capsule.edge.rest_contexts import context_routes
 from capsule.edge.rest_files import file_routes
 from capsule.edge.rest_snapshots import snapshot_routes
 from capsule.edge.rest_templates import template_routes
@@ -78,6 +79,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str) -> FastAPI:
     )
     web.include_router(sandbox_routes(verbs, types))
     web.include_router(exec_routes(verbs, types))
+    web.include_router(context_routes(verbs.contexts, types))
     web.include_router(file_routes(verbs, files, types))
     web.include_router(template_routes(verbs.templates, types))
     web.include_router(snapshot_routes(verbs.snapshots, types))

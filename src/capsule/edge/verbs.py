@@ -13,6 +13,7 @@ from msgspec import UNSET, structs
 from capsule.config import Config
 from capsule.edge import shapes as s
 from capsule.edge import views as v
+from capsule.edge.contexts import ContextVerbs
 from capsule.edge.drain import Gate
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import decoded
@@ -40,6 +41,7 @@ class Verbs:
         self.gate = gate
         self.templates = TemplateVerbs(config, service, gate)
         self.snapshots = SnapshotVerbs(service, gate)
+        self.contexts = ContextVerbs(service, gate)
 
     async def create(self, p: s.Create) -> v.SandboxView:
         return v.SandboxView.of(await self._create(p))

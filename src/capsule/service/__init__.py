@@ -1,8 +1,11 @@
 """Sandboxes, execs, files, terminals, templates: states, limits and records. No HTTP in here."""
 
 from capsule.providers.images import Fetch, Image, Log, Recipe, Step
+from capsule.service.context import ContextInfo
+from capsule.service.context_calls import ContextCall, ContextRun
 from capsule.service.files import Files
 from capsule.service.live import LiveExec
+from capsule.service.live_run import LiveRun, RunResult
 from capsule.service.pool import PoolStatus
 from capsule.service.service import Service
 from capsule.service.shelf import ShelfStatus
@@ -23,6 +26,9 @@ from capsule.service.values import (
 __all__ = [
     "Built",
     "Closing",
+    "ContextCall",
+    "ContextInfo",
+    "ContextRun",
     "CreateRequest",
     "ExecCall",
     "ExecResult",
@@ -30,10 +36,12 @@ __all__ = [
     "Files",
     "Image",
     "LiveExec",
+    "LiveRun",
     "Log",
     "PoolStatus",
     "Recipe",
     "RunCall",
+    "RunResult",
     "Sandbox",
     "Service",
     "ShelfStatus",

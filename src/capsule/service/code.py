@@ -42,7 +42,7 @@ def program(
     template: Template, language: str | None, code: str, exec_id: ExecId, *, session: bool
 ) -> Program:
     """Raises NotFoundError (the language), InvalidError, TooLargeError."""
-    how = _language(template, language)
+    how = find_language(template, language)
     content = _encode(code)
     if len(content) <= MAX_INLINE and b"\0" not in content and _takes_argument(how):
         return command((*how.command[:-1], "-c", code), session=session)
@@ -55,7 +55,8 @@ def program(
     return Program(argv, prelude is not None, path, (prelude or "").encode() + content)
 
 
-def _language(template: Template, name: str | None) -> Language:
+def find_language(template: Template, name: str | None) -> Language:
+    """Raises NotFoundError."""
     name = template.default_language if name is None else name
     found = template.languages.get(name) if isinstance(name, str) else None
     if found is None:

@@ -7,7 +7,7 @@ sandbox early nor keeps it. The wall clock is what people see, and all there is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -124,6 +124,7 @@ class Entry:
     joining: asyncio.Lock = field(default_factory=asyncio.Lock)
     # A pause and a resume that come at once are one after the other.
     shifting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    at_end: list[Callable[[], None]] = field(default_factory=list)  # called when its box is over
     checked: float = 0.0  # monotonic: when its agent last answered
     retry_at: float = 0.0  # monotonic: when to try again what failed
 
@@ -235,6 +236,12 @@ class Entry:
         self.unenforced = tuple(box.unenforced)
         self.about = dict(box.about)
         self.progress = ""
+
+    def end(self) -> None:
+        """Its box is over: whoever holds something of it lets go."""
+        told, self.at_end = self.at_end, []
+        for tell in told:
+            tell()
 
     def box_handle(self) -> Handle:
         return Handle(self.provider, self.box_id, self.handle or {})

@@ -19,6 +19,7 @@ from capsule.link.link import AgentLink
 from capsule.model import WORKSPACE, ExecInfo
 from capsule.service import validate
 from capsule.service.access import Access
+from capsule.service.context_calls import is_kernel
 from capsule.service.entry import Entry
 from capsule.service.jobs import Call, Job, Jobs, check_stdin
 from capsule.service.live import LiveExec
@@ -198,7 +199,7 @@ class Execs:
 
     async def list(self, id: str) -> Sequence[ExecInfo]:
         async with self._access.visit(id) as link:
-            return await link.execs()
+            return [_without_source(info) for info in await link.execs()]
 
     async def kill(self, id: str, exec_id: str, *, signal: str, grace: float) -> bool:
         name = validate.signal(signal)
@@ -231,6 +232,13 @@ class Execs:
             if stop_on_error and results[-1].exit.exit_code != 0:
                 break
         return results
+
+
+def _without_source(info: ExecInfo) -> ExecInfo:
+    """A context's interpreter, which has a whole kernel as its last argument."""
+    if not is_kernel(info.id):
+        return info
+    return replace(info, argv=(*info.argv[:-1], "<kernel>"))
 
 
 async def _write_code(link: AgentLink, job: Job) -> None:

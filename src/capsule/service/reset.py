@@ -99,6 +99,7 @@ class Resets:
         assert old is not None  # it runs
         self._pool.keep(old)
         entry.take(got.box, got.started)
+        entry.end()
         self._pool.hand_over(got.box)
         entry.sessions = {}
         entry.learned = set()

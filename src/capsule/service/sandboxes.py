@@ -113,6 +113,7 @@ class Sandboxes:
 
     def _bury(self, entry: Entry) -> None:
         del self.entries[entry.id]
+        entry.end()
         self.counts[State.GONE] -= 1
         self.remember_end(entry.id, entry.reason)
 
@@ -336,6 +337,7 @@ class Sandboxes:
         log.warning("sandbox failed", sandbox=entry.id, reason=reason)
         self.move(entry, State.FAILED, reason)
         entry.link = None
+        entry.end()
         self._tasks.spawn(self._scrap(entry), f"scrap {entry.id}")
         await self.note(entry)
 

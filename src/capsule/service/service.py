@@ -7,6 +7,7 @@ Service ─┬─ store, providers      opened and closed here
          ├─ reaper ─ pulse        owns one task
          ├─ snapshots             owns nothing that outlives a call
          ├─ execs, terminals      own nothing that outlives a call
+         ├─ contexts              owns the tasks of their runs
          ├─ templates             builds are their callers'; owns the task that clears up old ones
          └─ locks on data_dir and run_dir, held from open to aclose
 """
@@ -33,6 +34,7 @@ from capsule.service.access import Access
 from capsule.service.admission import Admission
 from capsule.service.adoption import adopt_all
 from capsule.service.clock import Clock, SystemClock
+from capsule.service.contexts import Contexts
 from capsule.service.execs import Execs
 from capsule.service.files import Files
 from capsule.service.live import LiveExec
@@ -87,6 +89,7 @@ class Service:
         self._resets = Resets(self._parts, self._sandboxes)
         self._access = Access(self._sandboxes, self._pulse, self._pausing, self._clock)
         self._execs = Execs(self._parts, self._access)
+        self.contexts = Contexts(self._parts, self._access, self._execs.permits)
         self._terminals = Terminals(self._access)
         self.snapshots = Snapshots(self._parts, self._sandboxes)
         admission.snapshot = self.snapshots.find
@@ -114,6 +117,7 @@ class Service:
             stack.push_async_callback(self._sandboxes.aclose)
             stack.push_async_callback(self._resets.aclose)
             stack.push_async_callback(self._execs.aclose)
+            stack.push_async_callback(self.contexts.aclose)
             await adopt_all(self._parts, self._sandboxes)
             self._pool.start()
             await self.snapshots.open()

@@ -26,6 +26,7 @@ import msgspec
 from capsule.errors import ConflictError, InternalError, NoSpaceError, UnavailableError
 from capsule.model import SandboxId
 from capsule.service.carry import Session
+from capsule.service.context import ContextRecord
 from capsule.service.entry import Record
 
 PATIENCE = 2.0
@@ -62,7 +63,8 @@ class Store(Protocol):
         """Insert or replace; the claim with it or not at all. Raises ConflictError (the claim)."""
 
     async def remove(self, id: SandboxId) -> None:
-        """The record, its sessions and the claims on its execs. The claim that made it stays."""
+        """The record, its sessions, its contexts and the claims on its execs. The claim that made
+        it stays."""
 
     async def find(self, scope: str, key: str) -> Claim | None: ...
 
@@ -75,7 +77,15 @@ class Store(Protocol):
 
     async def save_session(self, id: SandboxId, name: str, session: Session) -> None: ...
 
-    async def forget_sessions(self, id: SandboxId) -> None: ...
+    async def forget_sessions(self, id: SandboxId) -> None:
+        """And contexts: all that a box holds the other half of."""
+
+    async def contexts(self, id: SandboxId) -> list[ContextRecord]:
+        """Oldest first."""
+
+    async def save_context(self, id: SandboxId, record: ContextRecord) -> None: ...
+
+    async def remove_context(self, id: SandboxId, name: str) -> None: ...
 
     async def load_kept(self, kind: str, type: type[T]) -> list[T]:
         """What is kept beside sandboxes (snapshots, volumes), oldest first."""
@@ -103,11 +113,14 @@ CREATE TABLE sessions (
 PRAGMA user_version = 1;
 """
 _VERSION = 1
-# Came later, and an older server does not mind it.
-_KEPT = """
+# Came later, and an older server does not mind them.
+_LATER = """
 CREATE TABLE IF NOT EXISTS kept (
     kind TEXT NOT NULL, name TEXT NOT NULL, created REAL NOT NULL, body BLOB NOT NULL,
     PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contexts (
+    sandbox TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (sandbox, name)
 ) WITHOUT ROWID;
 """
 
@@ -129,7 +142,7 @@ class SqliteStore:
             if version == 0:
                 self._db.executescript("BEGIN IMMEDIATE;" + _SCHEMA + "COMMIT;")
             if version in (0, _VERSION):
-                self._db.executescript(_KEPT)
+                self._db.executescript(_LATER)
         if version not in (0, _VERSION):
             raise ConflictError(
                 f"{self._path} has format {version}, this version of Capsule knows {_VERSION}",
@@ -175,6 +188,7 @@ class SqliteStore:
         def write(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM sandboxes WHERE id = ?", (id,))
             db.execute("DELETE FROM sessions WHERE sandbox = ?", (id,))
+            db.execute("DELETE FROM contexts WHERE sandbox = ?", (id,))
             db.execute("DELETE FROM claims WHERE scope = ?", (id,))
 
         await self._try(_whole(write))
@@ -211,7 +225,29 @@ class SqliteStore:
         )
 
     async def forget_sessions(self, id: SandboxId) -> None:
-        await self._try(lambda db: db.execute("DELETE FROM sessions WHERE sandbox = ?", (id,)))
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM sessions WHERE sandbox = ?", (id,))
+            db.execute("DELETE FROM contexts WHERE sandbox = ?", (id,))
+
+        await self._try(_whole(write))
+
+    async def contexts(self, id: SandboxId) -> list[ContextRecord]:
+        rows = await self._try(
+            lambda db: db.execute("SELECT body FROM contexts WHERE sandbox = ?", (id,)).fetchall()
+        )
+        found = [msgspec.json.decode(body, type=ContextRecord) for (body,) in rows]
+        return sorted(found, key=lambda record: record.created)
+
+    async def save_context(self, id: SandboxId, record: ContextRecord) -> None:
+        row = (id, record.id, self._encode(record))
+        await self._try(
+            lambda db: db.execute("INSERT OR REPLACE INTO contexts VALUES (?, ?, ?)", row)
+        )
+
+    async def remove_context(self, id: SandboxId, name: str) -> None:
+        await self._try(
+            lambda db: db.execute("DELETE FROM contexts WHERE sandbox = ? AND name = ?", (id, name))
+        )
 
     async def load_kept(self, kind: str, type: type[T]) -> list[T]:
         rows = await self._try(

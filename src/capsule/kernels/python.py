@@ -1,0 +1,586 @@
+"""Capsule's Python kernel: runs pieces of code, one after the other, in one namespace.
+
+Started as `python3 -u -c SOURCE`; any Python from 3.8 on, standard library only. It speaks what
+spec/kernel.md says: requests come as lines of JSON on the standard input that it was born with,
+answers go as marked chunks between the program's own output. User code sees an empty stdin.
+"""
+
+import ast
+import binascii
+import builtins
+import json
+import linecache
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+import types
+
+PIECE = 4096 - 22  # of a message; with its header, what a pipe takes whole or not at all
+LONGEST_TEXT = 1 << 20
+LARGEST_FORM = 4 << 20
+LARGEST_RESULT = 6 << 20
+LARGEST_JSON = 1 << 20
+MOST_ROWS, MOST_COLUMNS, MOST_POINTS = 1000, 100, 10000
+MOST_SOURCES = 500  # runs whose lines tracebacks can show
+DEEPEST = 32
+
+FORMS = ("html", "markdown", "svg", "png", "jpeg", "latex", "json", "pdf", "javascript")
+MIME = {
+    "text/plain": "text",
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "image/svg+xml": "svg",
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "text/latex": "latex",
+    "application/json": "json",
+    "application/pdf": "pdf",
+    "application/javascript": "javascript",
+}
+
+
+class Wire:
+    """The way out. A message that has begun is finished: an interrupt waits for its end."""
+
+    def __init__(self):
+        self.requests = os.fdopen(os.dup(0), "rb")
+        self.out, self.err = os.dup(1), os.dup(2)  # not inherited by child processes
+        self.marker = b"\0"
+        self.running = self.pending = False
+        self.shields = 0
+        self._main = threading.get_ident()
+        self._lock = threading.RLock()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+
+    def __enter__(self):
+        self.shields += self._is_main()
+
+    def __exit__(self, *exc):
+        self.shields -= self._is_main()
+        if not self._is_main():
+            return
+        if not self.shields and self.pending:
+            self.pending = False
+            if self.running:
+                raise KeyboardInterrupt
+
+    def _is_main(self):
+        """Signals come to the main thread: no other can hold one off, or be hit by it."""
+        return threading.get_ident() == self._main
+
+    def interrupt(self, signum, frame):
+        if self.shields:
+            self.pending = True
+        elif self.running:
+            raise KeyboardInterrupt
+
+    def send(self, message, fd=None):
+        data = json.dumps(message, separators=(",", ":")).encode("ascii")
+        with self, self._lock:
+            flush()  # what was printed before comes before
+            for start in range(0, len(data), PIECE):
+                piece = data[start : start + PIECE]
+                first, last = start == 0, start + PIECE >= len(data)
+                flag = b"MEBS"[2 * first + last : 2 * first + last + 1]
+                head = b"%s%s%04x" % (self.marker, flag, len(piece))
+                self._write(self.out if fd is None else fd, head + piece)
+
+    def _write(self, fd, data):
+        while True:
+            try:
+                os.write(fd, data)
+                return
+            except BlockingIOError:  # a child made the pipe non-blocking; so small a write is whole
+                select.select([], [fd], [])
+
+
+flush_c = None  # C's fflush, where it can be had
+
+
+def flush():
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # the user's own object, or one that is closed
+            pass
+    if flush_c is not None:
+        flush_c(None)
+
+
+def flush_c_streams():
+    """C's own streams, which know nothing of Python's: line by line from now on."""
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        out = ctypes.c_void_p.in_dll(libc, "stdout")
+        libc.setvbuf(out, None, 1, 0)  # _IOLBF
+        return libc.fflush
+    except (ImportError, OSError, ValueError, AttributeError):
+        return None
+
+
+def clean(value, depth=0):
+    """Something JSON has a word for: NaN is null, what is unknown is its text."""
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return text_of(value)
+    if isinstance(value, int):
+        return int(value) if abs(value) < 1 << 63 else str(value)
+    if isinstance(value, float):
+        return float(value) if value - value == 0 else None
+    if depth < DEEPEST:
+        if isinstance(value, dict):
+            return {text_of(str(k)): clean(v, depth + 1) for k, v in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [clean(each, depth + 1) for each in value]
+    item = getattr(type(value), "item", None)  # numpy's numbers
+    if item is not None and getattr(value, "ndim", 1) == 0:
+        return clean(item(value), DEEPEST)
+    return text_of(str(value))
+
+
+def text_of(text):
+    """Without lone surrogates, which are no characters, and not too long."""
+    text = str.encode(text, "utf-8", "replace").decode()
+    if len(text) > LONGEST_TEXT:
+        more = len(text) - LONGEST_TEXT
+        text = text[:LONGEST_TEXT] + f"… ({more} more characters)"
+    return text
+
+
+def brief(error):
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be had)"
+    return text_of(f"{type(error).__name__}: {text}")[:1000]
+
+
+class Result:
+    """A value in every form it offers. What goes wrong with a form is told in `errors`."""
+
+    def __init__(self, value, run, main):
+        self.body = {"k": "result", "run": run, "main": main}
+        self.errors = {}
+        self._add("text", lambda: text_of(repr(value)))
+        if not isinstance(value, type):
+            self._bundle(value)
+            for form in FORMS:
+                method = getattr(type(value), f"_repr_{form}_", None)
+                if form not in self.body and callable(method):
+                    self._add(form, lambda form=form, method=method: encoded(form, method(value)))
+            self._add("png", lambda: figure_png(value) if is_figure(value) else None)
+            self._add("chart", lambda: figure_chart(value) if is_figure(value) else None)
+            self._add("data", lambda: table(value))
+        self._fit()
+
+    def _add(self, form, make):
+        if form in self.body:
+            return
+        try:
+            made = make()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.errors[form] = brief(error)
+            return
+        if made is not None:
+            self.body[form] = made
+
+    def _bundle(self, value):
+        method = getattr(type(value), "_repr_mimebundle_", None)
+        if not callable(method):
+            return
+        try:
+            bundle = method(value, include=None, exclude=None)
+            bundle = bundle[0] if isinstance(bundle, tuple) else bundle
+            found = [(MIME.get(key), content) for key, content in dict(bundle or {}).items()]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.errors["bundle"] = brief(error)
+            return
+        for form, content in found:
+            if form is not None:
+                self.body.pop(form, None)
+                self._add(form, lambda form=form, content=content: encoded(form, content))
+
+    def _fit(self):
+        left = LARGEST_RESULT
+        for form in [key for key in self.body if key not in ("k", "run", "main")]:
+            size = len(json.dumps(self.body[form], separators=(",", ":")))
+            most = LARGEST_JSON if form in ("json", "data", "chart") else LARGEST_FORM
+            if size > min(most, left):
+                del self.body[form]
+                self.errors[form] = f"too large: {size} bytes, limit {most}"
+            else:
+                left -= size
+        if self.errors:
+            self.body["errors"] = self.errors
+
+
+def encoded(form, content):
+    if isinstance(content, tuple):  # the content, and what is to be known about it
+        content = content[0]
+    if content is None:
+        return None
+    if form == "json":
+        return clean(json.loads(content) if isinstance(content, str) else content)
+    if isinstance(content, (bytes, bytearray)):
+        if form in ("png", "jpeg", "pdf"):
+            return binascii.b2a_base64(content, newline=False).decode("ascii")
+        content = bytes(content).decode("utf-8", "replace")
+    if not isinstance(content, str):
+        raise TypeError(f"{form} as {type(content).__name__}, not as text or bytes")
+    if len(content) > LARGEST_FORM:
+        raise ValueError(f"too large: {len(content)} characters, limit {LARGEST_FORM}")
+    return str.encode(content, "utf-8", "replace").decode()
+
+
+def is_a(value, module, name):
+    """Without importing anything: by the names of its classes."""
+    return any(
+        cls.__name__ == name and (cls.__module__ or "").split(".")[0] == module
+        for cls in type(value).__mro__
+    )
+
+
+def table(value):
+    if is_a(value, "pandas", "Series"):
+        value = value.to_frame()
+    elif not is_a(value, "pandas", "DataFrame"):
+        return None
+    rows, columns = value.shape
+    part = value.iloc[:MOST_ROWS, :MOST_COLUMNS]
+    return {
+        "columns": [text_of(str(name)) for name in part.columns],
+        "index": [clean(each, DEEPEST) for each in part.index],
+        "rows": [[clean(c, DEEPEST) for c in row] for row in part.itertuples(False, None)],
+        "total_rows": int(rows),
+        "total_columns": int(columns),
+        "truncated": rows > MOST_ROWS or columns > MOST_COLUMNS,
+    }
+
+
+def is_figure(value):
+    return is_a(value, "matplotlib", "Figure") and hasattr(value, "savefig")
+
+
+def figure_png(figure):
+    import io
+
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", bbox_inches="tight")
+    return encoded("png", picture.getvalue())
+
+
+def figure_chart(figure):
+    title = getattr(figure, "_suptitle", None)
+    charts = [axes_chart(axes) for axes in figure.axes[:50]]
+    charts = [chart for chart in charts if chart is not None]
+    if len(charts) == 1:
+        return charts[0]
+    if not charts:
+        return None
+    return {
+        "type": "several",
+        "title": text_of(title.get_text()) if title else "",
+        "charts": charts,
+    }
+
+
+def axes_chart(axes):
+    kind, series = axes_series(axes)
+    if kind is None:
+        return None
+    return {
+        "type": kind,
+        "title": text_of(axes.get_title()),
+        "x": {"label": text_of(axes.get_xlabel()), "scale": axes.get_xscale()},
+        "y": {"label": text_of(axes.get_ylabel()), "scale": axes.get_yscale()},
+        "series": series,
+    }
+
+
+def axes_series(axes):
+    boxes = getattr(axes, "_capsule_boxes", None)
+    if boxes:
+        return "box", boxes
+    wedges = [patch for patch in axes.patches if is_a(patch, "matplotlib", "Wedge")]
+    if wedges:
+        return "pie", [
+            {"label": label_of(each), "value": (each.theta2 - each.theta1) / 360} for each in wedges
+        ]
+    bars = [each for each in axes.containers if is_a(each, "matplotlib", "BarContainer")]
+    if bars:
+        return "bar", [bar_series(axes, each) for each in bars[:100]]
+    lines = [line for line in axes.lines if len(line.get_xdata())]
+    if lines:
+        return "line", [
+            {"label": label_of(line), **points(line.get_xdata(), line.get_ydata())}
+            for line in lines[:100]
+        ]
+    dots = [each for each in axes.collections if is_a(each, "matplotlib", "PathCollection")]
+    if dots:
+        found = [(each, each.get_offsets()) for each in dots[:100]]
+        return "scatter", [
+            {"label": label_of(each), **points([p[0] for p in at], [p[1] for p in at])}
+            for each, at in found
+        ]
+    return None, []
+
+
+def bar_series(axes, container):
+    """Horizontal bars are told by the axis that their lengths are measured on."""
+    across = getattr(container, "orientation", None) == "horizontal"
+    starts, ticks = [], (axes.get_yticklabels() if across else axes.get_xticklabels())
+    names = {}
+    for tick in ticks:
+        position = tick.get_position()[1 if across else 0]
+        names[round(float(position), 6)] = tick.get_text()
+    values = []
+    for bar in container.patches[:MOST_POINTS]:
+        middle = bar.get_y() + bar.get_height() / 2 if across else bar.get_x() + bar.get_width() / 2
+        starts.append(names.get(round(float(middle), 6)) or clean(float(middle)))
+        values.append(clean(float(bar.get_width() if across else bar.get_height())))
+    series = {"label": label_of(container), "x": starts, "y": values}
+    if across:
+        series["horizontal"] = True
+    return series
+
+
+def points(xs, ys):
+    most = MOST_POINTS
+    return {
+        "x": [clean(x, DEEPEST) for x in list(xs)[:most]],
+        "y": [clean(y, DEEPEST) for y in list(ys)[:most]],
+    }
+
+
+def label_of(artist):
+    label = text_of(str(artist.get_label() or ""))
+    return "" if label.startswith("_") else label
+
+
+class PyplotHook:
+    """When pyplot is imported: `show` sends the figures, and box plots remember their numbers."""
+
+    def __init__(self, show):
+        self._show = show
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "matplotlib.pyplot":
+            return None
+        import importlib.util
+
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self._loaded(load, module)
+        return spec
+
+    def _loaded(self, load, module):
+        load(module)
+        show = self._show
+        module.show = lambda *args, **kwargs: show()
+        axes = sys.modules["matplotlib.axes"].Axes
+        draw = axes.bxp
+
+        def bxp(self, bxpstats, *args, **kwargs):
+            names = {"whislo": "low", "q1": "q1", "med": "median", "q3": "q3", "whishi": "high"}
+            known = getattr(self, "_capsule_boxes", [])
+            for stats in bxpstats[:1000]:
+                box = {new: clean(stats.get(old), DEEPEST) for old, new in names.items()}
+                box["label"] = text_of(str(stats.get("label", "") or ""))
+                box["outliers"] = [clean(y, DEEPEST) for y in list(stats.get("fliers", ()))[:1000]]
+                known.append(box)
+            self._capsule_boxes = known
+            return draw(self, bxpstats, *args, **kwargs)
+
+        axes.bxp = bxp
+
+
+class Kernel:
+    def __init__(self, wire):
+        self.wire = wire
+        self.pid = os.getpid()
+        self.run = 0
+        self.future = future_flags()
+        self.flags = 0  # of `from __future__`, which hold on
+        self.loop = None
+        self.sources = []
+        self.main = types.ModuleType("__main__")
+        self.names = self.main.__dict__
+        self.own = sys.modules["__main__"]  # ours, or its names would go with it
+        sys.modules["__main__"] = self.main
+        builtins.display = self.display
+        builtins.input = no_input
+
+    def serve(self):
+        self.hello(json.loads(self.wire.requests.readline()))
+        signal.signal(signal.SIGINT, self.wire.interrupt)
+        for line in self.wire.requests:
+            try:
+                request = json.loads(line)
+                op, self.run = request["op"], request["run"]
+                code = request.get("code", "")
+            except (ValueError, KeyError, TypeError):
+                continue  # half a line, from a server that died while it wrote
+            end = {"k": "sync", "run": self.run} if op == "sync" else self.guarded(code)
+            if os.getpid() != self.pid:  # user code forked, and this is the child
+                flush()
+                os._exit(0)
+            self.wire.send({"k": end["k"], "run": self.run}, self.wire.err)
+            self.wire.send(end)
+
+    def hello(self, request):
+        import importlib
+
+        self.wire.marker = b"\0" + request["nonce"].encode("ascii")
+        failed = {}
+        for name in request.get("imports", ()):
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                failed[name] = brief(error)
+        version = ".".join(map(str, sys.version_info[:3]))
+        self.wire.send({"k": "ready", "version": version, "failed": failed})
+
+    def guarded(self, code):
+        try:
+            return self.execute(code)
+        except KeyboardInterrupt:  # it came between two lines of ours
+            self.wire.running = False
+            return {"k": "end", "run": self.run, "status": "interrupted"}
+
+    def execute(self, code):
+        signal.signal(signal.SIGINT, self.wire.interrupt)
+        self.wire.pending, self.wire.running = False, True
+        status = "ok"
+        try:
+            value = self.evaluate(code)
+            if value is not None:
+                self.names["_"] = value
+                self.tell(value, main=True)
+            self.show_figures()
+        except BaseException as error:
+            self.wire.running = False
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+            if os.getpid() == self.pid:
+                self.report(error)
+        self.wire.running = False
+        return {"k": "end", "run": self.run, "status": status}
+
+    def evaluate(self, code):
+        name = f"<run {self.run}>"
+        self.remember(name, code)
+        flags = self.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        tree = compile(code, name, "exec", flags | ast.PyCF_ONLY_AST, True)
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
+            last = ast.Expression(tree.body.pop().value)
+        body = compile(tree, name, "exec", flags, True)
+        self.flags |= body.co_flags & self.future
+        self.step(body)
+        if last is not None:
+            return self.step(compile(last, name, "eval", flags | self.flags, True))
+        return None
+
+    def step(self, code):
+        if not code.co_flags & 0x80:  # CO_COROUTINE: it has a top-level await
+            return eval(code, self.names)
+        import asyncio
+
+        if self.loop is None or self.loop.is_closed():
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        task = self.loop.create_task(eval(code, self.names))
+        try:
+            return self.loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():  # interrupted: it must not go on when the loop does
+                task.cancel()
+                self.loop.run_until_complete(asyncio.wait({task}, timeout=1))
+            raise
+
+    def remember(self, name, code):
+        linecache.cache[name] = (len(code), None, [s + "\n" for s in code.split("\n")], name)
+        self.sources.append(name)
+        if len(self.sources) > MOST_SOURCES:
+            linecache.cache.pop(self.sources.pop(0), None)
+
+    def display(self, *values):
+        """Show values as results, in every form they offer."""
+        for value in values:
+            self.tell(value, main=False)
+
+    def tell(self, value, main):
+        self.wire.send(Result(value, self.run, main).body)
+        if is_figure(value) and "matplotlib.pyplot" in sys.modules:
+            sys.modules["matplotlib.pyplot"].close(value)
+
+    def show_figures(self):
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is None or not hasattr(pyplot, "get_fignums"):
+            return
+        for number in pyplot.get_fignums():
+            self.tell(pyplot.figure(number), main=False)
+
+    def report(self, error):
+        try:
+            lines = traceback.format_exception(type(error), error, own_frames(error.__traceback__))
+            value = str(error)
+        except Exception:  # whatever its text raises
+            lines, value = [brief(error) + "\n"], "(its text cannot be had)"
+        body = {"k": "error", "run": self.run, "name": text_of(type(error).__name__)}
+        body["value"], body["traceback"] = text_of(value)[:65536], text_of("".join(lines))[-262144:]
+        self.wire.send(body)
+
+
+def own_frames(tb):
+    """From the run's own code on, and without our functions that it called."""
+    while tb is not None and not tb.tb_frame.f_code.co_filename.startswith("<run "):
+        tb = tb.tb_next
+    kept = []
+    while tb is not None:
+        if tb.tb_frame.f_globals is not globals():
+            kept.append(tb)
+        tb = tb.tb_next
+    for each in reversed(kept):
+        tb = types.TracebackType(tb, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return tb
+
+
+def no_input(prompt=""):
+    raise EOFError("code in a context has no input; give it its values as variables")
+
+
+def future_flags():
+    import __future__
+
+    names = __future__.all_feature_names
+    mask = 0
+    for name in names:
+        mask |= getattr(__future__, name).compiler_flag
+    return mask & ~0x30  # two of the oldest share their bits with flags of code objects
+
+
+def main():
+    global flush_c
+    flush_c = flush_c_streams()
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    kernel = Kernel(Wire())
+    sys.meta_path.insert(0, PyplotHook(kernel.show_figures))
+    kernel.serve()
+
+
+if __name__ == "__main__":
+    main()

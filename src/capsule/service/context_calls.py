@@ -1,0 +1,82 @@
+"""What callers ask of contexts, checked."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from capsule.errors import InvalidError, TooLargeError
+from capsule.model import MIB
+from capsule.service import validate
+
+MAX_CODE = {"python": 8 * MIB, "node": 8 * MIB, "bash": MIB}  # bash reads byte by byte
+MAX_IMPORTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCall:
+    """A new context. `imports` are loaded before it is ready; without a language, the default."""
+
+    language: str | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    imports: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRun:
+    """Code for a context; None: the default one of the language, made on first use."""
+
+    code: str
+    context: str | None = None
+    language: str | None = None
+    timeout: float | None = None
+
+
+def code_of(code: str, kernel: str) -> str:
+    """Raises InvalidError, TooLargeError."""
+    try:
+        size = len(code.encode())
+    except (UnicodeEncodeError, AttributeError):
+        raise InvalidError("code: is not a text of Unicode characters", field="code") from None
+    if "\0" in code:
+        raise InvalidError("code: has a NUL character", field="code")
+    most = MAX_CODE[kernel]
+    if size > most:
+        raise TooLargeError(
+            f"code: {size} bytes, limit {most}",
+            hint="write it to a file, and import or source that",
+            field="code",
+            limit=most,
+        )
+    return code
+
+
+def imports_of(names: Sequence[str], kernel: str) -> tuple[str, ...]:
+    """Raises InvalidError, TooLargeError."""
+    if names and kernel == "bash":
+        raise InvalidError("imports: a shell has none", field="imports")
+    if len(names) > MAX_IMPORTS:
+        raise TooLargeError(
+            f"imports: {len(names)} of them, limit {MAX_IMPORTS}",
+            field="imports",
+            limit=MAX_IMPORTS,
+        )
+    return tuple(validate.text("imports", name, least=1, most=256) for name in names)
+
+
+class Fresh(NamedTuple):
+    """What every interpreter has of its own."""
+
+    exec_id: str
+    nonce: str
+
+
+def is_kernel(exec_id: str) -> bool:
+    return exec_id.startswith("x")
+
+
+def fresh() -> Fresh:
+    return Fresh("x" + secrets.token_hex(8), secrets.token_hex(8))

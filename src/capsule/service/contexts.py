@@ -1,0 +1,488 @@
+"""The contexts of sandboxes: live interpreters, each an exec that a kernel keeps.
+
+Tasks, all owned by `Contexts` and ended by `aclose`:
+  run N in ID    one per run under way: talks to the kernel, feeds whoever follows, watches the
+                 time. It goes on when its caller leaves
+  interrupt ID   tells a shell or Node again, which may have missed it
+  close ID       lets go of a connection whose sandbox has ended
+
+Between runs nobody reads a connection: what a thread prints meanwhile waits in the agent, and comes
+with the next run. A connection is held from the first use on, so that a run costs one message each
+way; a restarted server attaches again when it is first asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from capsule.errors import (
+    CapacityError,
+    CapsuleError,
+    ConflictError,
+    InvalidError,
+    NoSpaceError,
+    NotFoundError,
+    UnavailableError,
+    WrongStateError,
+)
+from capsule.link.link import AgentLink
+from capsule.model import MIB, WORKSPACE, ExecInfo, ExecRequest, SandboxId
+from capsule.service import kernel_wire as wire
+from capsule.service import validate
+from capsule.service.access import Access
+from capsule.service.context import Context, ContextInfo, ContextRecord
+from capsule.service.context_calls import ContextCall, ContextRun, code_of, fresh, imports_of
+from capsule.service.entry import Entry
+from capsule.service.kernels import start_of
+from capsule.service.live_run import LiveRun, RunEnd, RunResult, collect
+from capsule.service.permits import Permit, Permits
+from capsule.service.room import holding
+from capsule.service.sandboxes import Parts
+from capsule.service.talk import Conversation, Outcome, Talk, describe, why
+from capsule.service.tasks import Tasks
+from capsule.settings import brief
+
+log = structlog.get_logger(__name__)
+
+MAX_CONTEXTS = 32  # per sandbox
+KEPT = 16 * MIB  # output the agent keeps for a server that is behind
+START_BUDGET = 60.0
+_GLANCE = 0.2
+_PRESSES = 6
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """A sandbox's contexts."""
+
+    contexts: dict[str, Context]
+    making: asyncio.Lock = field(default_factory=asyncio.Lock)  # two must not make one default
+
+
+class Contexts:
+    def __init__(self, parts: Parts, access: Access, permits: Permits) -> None:
+        self._config = parts.config
+        self._store = parts.store
+        self._clock = parts.clock
+        self._room = parts.room
+        self._access = access
+        self._permits = permits
+        self._shelves: dict[SandboxId, _Shelf] = {}
+        self._tasks = Tasks()
+
+    async def aclose(self) -> None:
+        """Interpreters go on running; the next server attaches to them."""
+        await self._tasks.aclose()
+        for shelf in self._shelves.values():
+            for context in shelf.contexts.values():
+                await _hang_up(context)
+
+    async def create(self, id: str, call: ContextCall) -> ContextInfo:
+        visit = self._access.visit(id)
+        shelf = await self._shelf(visit.entry)
+        async with visit as link:
+            name = "c" + secrets.token_hex(6)
+            return (await self._make(visit.entry, shelf, link, name, call)).info()
+
+    async def warm(
+        self, id: str, language: str | None = None, *, imports: Sequence[str] = ()
+    ) -> ContextInfo:
+        """The default context of a language, started now and with these modules loaded, so that
+        the first run in it has to wait for neither."""
+        visit = self._access.visit(id)
+        call = ContextCall(language, imports=imports)
+        async with visit as link:
+            return (await self._default(visit.entry, link, call)).info()
+
+    async def run(self, id: str, call: ContextRun) -> RunResult:
+        with holding():
+            live = await self.start(id, call)
+            return await collect(live, self._room, self._config.output_limit)
+
+    async def start(self, id: str, call: ContextRun) -> LiveRun:
+        """Returns when the code runs; before, it may wait in line."""
+        timeout = self._timeout(call.timeout)
+        visit = self._access.visit(id)
+        entry = visit.entry
+        async with visit as link:
+            context = await self._find_for(entry, link, call)
+            code = code_of(call.code, context.record.kernel)
+            await context.enter()
+            try:
+                return await self._begin(entry, link, context, code, timeout)
+            except BaseException:
+                context.turn.release()
+                raise
+
+    async def interrupt(self, id: str, name: str) -> bool:
+        """Whether a run was under way. It ends as if somebody had pressed Ctrl-C."""
+        visit = self._access.visit(id)
+        context = _found(await self._shelf(visit.entry), name)
+        if context.state != "running":
+            return False
+        async with visit as link:
+            if context.talk is not None:
+                await context.talk.stream.signal("INT")
+                if context.record.kernel in wire.PRESSED:
+                    self._tasks.spawn(_press(context, context.record.run), f"interrupt {name}")
+                return True
+            return await link.kill(context.exec_id, signal="INT")
+
+    async def restart(self, id: str, name: str) -> ContextInfo:
+        """A fresh interpreter under the same id; a run under way ends with the old one."""
+        visit = self._access.visit(id)
+        context = _found(await self._shelf(visit.entry), name)
+        async with visit as link:
+            await _kill(link, context, "it was restarted")
+            async with context.turn:
+                await _kill(link, context, "it was restarted")  # another may have been faster
+                await _hang_up(context)
+                exec_id, nonce = fresh()
+                record = replace(context.record, exec_id=exec_id, nonce=nonce, busy=False, dead="")
+                await self._launch(visit.entry, link, context, record)
+                return context.info()
+
+    async def delete(self, id: str, name: str) -> None:
+        visit = self._access.visit(id)
+        shelf = await self._shelf(visit.entry)
+        context = _found(shelf, name)
+        async with visit as link:
+            shelf.contexts.pop(name, None)
+            await _kill(link, context, "it was deleted")
+            async with context.turn:  # its run has seen the end
+                await _hang_up(context)
+            await self._store.remove_context(visit.entry.id, name)
+
+    async def list(self, id: str) -> builtins.list[ContextInfo]:
+        visit = self._access.visit(id)
+        shelf = await self._shelf(visit.entry)
+        if not shelf.contexts:
+            return []
+        async with visit as link:
+            known = {info.id: info for info in await link.execs()}
+            for context in [each for each in shelf.contexts.values() if not each.turn.locked()]:
+                async with context.turn:
+                    await self._look(visit.entry, link, context, known.get(context.exec_id))
+        return [context.info() for context in shelf.contexts.values()]
+
+    async def _look(
+        self, entry: Entry, link: AgentLink, context: Context, known: ExecInfo | None
+    ) -> None:
+        """Whether it still lives; and whether a run that was lost is over."""
+        if known is None or not known.running:
+            await self._bury(entry, context, describe(known.exit if known else None))
+        elif context.record.busy or context.syncing:
+            with suppress(ConflictError, WrongStateError):
+                talk = context.talk or await self._attach(entry, link, context)
+                await self._sync(entry, context, talk, _GLANCE)
+
+    async def _shelf(self, entry: Entry) -> _Shelf:
+        shelf = self._shelves.get(entry.id)
+        if shelf is None:
+            records = await self._store.contexts(entry.id)
+            shelf = self._shelves.get(entry.id)  # somebody may have been faster
+            if shelf is None:
+                shelf = _Shelf({record.id: _recalled(record) for record in records})
+                self._shelves[entry.id] = shelf
+                entry.at_end.append(lambda: self._forget(entry))
+        return shelf
+
+    def _forget(self, entry: Entry) -> None:
+        shelf = self._shelves.pop(entry.id, None)
+        for context in shelf.contexts.values() if shelf else ():
+            if context.talk is not None and not context.running:
+                self._tasks.spawn(_hang_up(context), f"close {entry.id}")
+
+    async def _find_for(self, entry: Entry, link: AgentLink, call: ContextRun) -> Context:
+        if call.context is None:
+            return await self._default(entry, link, ContextCall(call.language))
+        context = _found(await self._shelf(entry), call.context)
+        if call.language is not None:
+            language = start_of(entry.template, call.language).language
+            if language != context.record.language:
+                raise InvalidError(
+                    f"language: {brief(call.language)}, but context {context.id} speaks"
+                    f" {context.record.language}",
+                    field="language",
+                )
+        return context
+
+    async def _default(self, entry: Entry, link: AgentLink, call: ContextCall) -> Context:
+        shelf = await self._shelf(entry)
+        name = f"default-{start_of(entry.template, call.language).language}"
+        async with shelf.making:
+            context = shelf.contexts.get(name)
+            return context or await self._make(entry, shelf, link, name, call)
+
+    async def _make(
+        self, entry: Entry, shelf: _Shelf, link: AgentLink, name: str, call: ContextCall
+    ) -> Context:
+        start = start_of(entry.template, call.language)
+        validate.env(call.env)
+        if len(shelf.contexts) >= MAX_CONTEXTS:
+            raise CapacityError(
+                f"sandbox {entry.id} has {len(shelf.contexts)} contexts, limit {MAX_CONTEXTS}",
+                hint="delete one",
+                limit=MAX_CONTEXTS,
+            )
+        exec_id, nonce = fresh()
+        record = ContextRecord(
+            id=name,
+            language=start.language,
+            kernel=start.kernel,
+            cwd=WORKSPACE if call.cwd is None else validate.path(call.cwd, "cwd"),
+            env=dict(call.env),
+            imports=imports_of(call.imports, start.kernel),
+            created=self._clock.now(),
+            exec_id=exec_id,
+            nonce=nonce,
+        )
+        context = Context(record)
+        shelf.contexts[name] = context
+        try:
+            async with context.turn:
+                await self._launch(entry, link, context, record)
+        except BaseException:
+            shelf.contexts.pop(name, None)
+            raise
+        return context
+
+    async def _launch(
+        self, entry: Entry, link: AgentLink, context: Context, record: ContextRecord
+    ) -> None:
+        """Recorded first, so that whoever finds the exec finds its context."""
+        start = start_of(entry.template, record.language)
+        await self._store.save_context(entry.id, record)
+        context.record, context.over, context.lost_run, context.syncing = record, "", None, 0
+        request = ExecRequest(
+            argv=await start.argv(),
+            id=context.exec_id,
+            env={**entry.environ, **record.env},
+            cwd=record.cwd,
+            timeout=0.0,
+            stdin=True,
+            output_limit=KEPT,
+            keep="tail",
+        )
+        try:
+            with self._permits.take(entry):
+                context.talk = Talk(await link.exec(request), record.kernel, record.nonce)
+                await self._greet(context)
+        except BaseException as error:
+            reason = error.message if isinstance(error, CapsuleError) else "it was not started"
+            await _hang_up(context)
+            await self._stillborn(entry, link, context, reason)
+            raise
+
+    async def _greet(self, context: Context) -> None:
+        record, talk = context.record, context.talk
+        assert talk is not None
+        await talk.stream.send(wire.hello(record.kernel, record.nonce, record.imports))
+        try:
+            async with asyncio.timeout(START_BUDGET):
+                ready = await talk.ready()
+        except TimeoutError:
+            raise UnavailableError(
+                f"the {record.language} interpreter was not ready within {START_BUDGET:g} seconds",
+                hint="import less in advance, or give the sandbox more of a core",
+            ) from None
+        if ready is None:
+            raise InvalidError(
+                f"the {record.language} interpreter of this sandbox cannot be used:"
+                f" {describe(talk.stream.exit)}",
+                hint="a context needs Python 3.8, Node 18 or bash 4.4, or newer",
+                field="language",
+            )
+        for name, problem in wire.words(ready.failed).items():
+            raise InvalidError(f"imports: {brief(name)} failed: {problem}", field="imports")
+
+    async def _stillborn(
+        self, entry: Entry, link: AgentLink, context: Context, reason: str
+    ) -> None:
+        """No interpreter is left; and no record, unless the context had lived before."""
+        try:
+            await link.kill(context.exec_id)
+        except CapsuleError as error:
+            log.debug("no interpreter to end", context=context.id, reason=error.message)
+        if context.record.run:
+            await self._bury(entry, context, reason)
+        else:
+            await self._store.remove_context(entry.id, context.id)
+
+    async def _begin(
+        self, entry: Entry, link: AgentLink, context: Context, code: str, timeout: float
+    ) -> LiveRun:
+        context.check_alive()
+        permit = self._permits.take(entry)
+        try:
+            talk = context.talk or await self._attach(entry, link, context)
+            if context.syncing:
+                await self._sync(entry, context, talk, timeout)
+            record = replace(context.record, run=context.record.run + 1, busy=True)
+            await self._store.save_context(entry.id, record)
+        except BaseException:
+            permit.release()
+            raise
+        context.record, context.running = record, True
+        live = LiveRun(context.id, record.run)
+        work = self._drive(entry, link, context, talk, live, code, timeout, permit)
+        self._tasks.spawn(work, f"run {record.run} in {context.id}")
+        return live
+
+    async def _drive(
+        self,
+        entry: Entry,
+        link: AgentLink,
+        context: Context,
+        talk: Talk,
+        live: LiveRun,
+        code: str,
+        timeout: float,
+        permit: Permit,
+    ) -> None:
+        began = time.monotonic()
+        try:
+            talking = Conversation(
+                talk, live, timeout=timeout, kill=lambda: link.kill(context.exec_id)
+            )
+            outcome = await talking.hold(code)
+            spent = (time.monotonic() - began) * 1000
+            end = await self._ended(entry, context, live, outcome, timeout)
+            dropped, lost = talking.tally.dropped, talk.lost_bytes
+            live.put(replace(end, duration_ms=spent, dropped=dropped, lost_bytes=lost))
+        except UnavailableError as error:
+            await _hang_up(context)
+            live.fail(await self._access.pulse.explain(entry, error, link))
+        except CapsuleError as error:
+            await _hang_up(context)
+            live.fail(error)
+        finally:
+            context.running = False
+            permit.release()
+            context.turn.release()
+            self._access.touch(entry)
+
+    async def _ended(
+        self, entry: Entry, context: Context, live: LiveRun, outcome: Outcome, timeout: float
+    ) -> RunEnd:
+        if outcome.exit is not None:
+            reason = context.over or why(outcome, timeout)
+            live.put(wire.Raised("InterpreterDied", reason))
+            await self._bury(entry, context, reason)
+        else:
+            await self._save(entry, context, replace(context.record, busy=False))
+        context.running = False
+        status = "died" if outcome.exit is not None else outcome.status or "lost"
+        return RunEnd(
+            run=live.run,
+            context=context.id,
+            status="timed_out" if outcome.timed_out else status,
+            state=context.state,
+            exit_code=outcome.exit_code,
+            reason=context.record.dead,
+        )
+
+    async def _attach(self, entry: Entry, link: AgentLink, context: Context) -> Talk:
+        """To an interpreter that an earlier server started, or whose connection broke."""
+        known = next((each for each in await link.execs() if each.id == context.exec_id), None)
+        if known is None or not known.running:
+            await self._bury(entry, context, describe(known.exit if known else None))
+            context.check_alive()
+        assert known is not None
+        stream = await link.attach(
+            known.id, stdout=known.stdout_bytes, stderr=known.stderr_bytes, input=True
+        )
+        talk = Talk(stream, context.record.kernel, context.record.nonce)
+        try:
+            record = replace(context.record, run=context.record.run + 1)
+            await stream.send(wire.sync(record.kernel, record.run))
+        except BaseException:
+            await stream.aclose()
+            raise
+        context.record, context.talk, context.syncing = record, talk, record.run
+        return talk
+
+    async def _sync(self, entry: Entry, context: Context, talk: Talk, timeout: float) -> None:
+        """Until what was under way before is over; its output is nobody's."""
+        try:
+            async with asyncio.timeout(timeout):
+                lives = await talk.synced(context.syncing)
+        except TimeoutError:
+            raise ConflictError(
+                f"context {context.id} is busy with run {context.lost_run or context.record.run},"
+                " which was begun before the server's restart",
+                hint="interrupt it, or restart the context",
+                context=context.id,
+            ) from None
+        if not lives:
+            await self._bury(entry, context, describe(talk.stream.exit))
+            context.check_alive()
+        context.syncing = 0
+        context.record = replace(context.record, busy=False)
+
+    async def _bury(self, entry: Entry, context: Context, reason: str) -> None:
+        await _hang_up(context)
+        if not context.record.dead:
+            await self._save(entry, context, replace(context.record, dead=reason, busy=False))
+
+    async def _save(self, entry: Entry, context: Context, record: ContextRecord) -> None:
+        """What a restarted server would find out by itself: worth trying, not worth failing."""
+        context.record = record
+        shelf = self._shelves.get(entry.id)
+        if shelf is None or shelf.contexts.get(context.id) is not context:
+            return  # deleted meanwhile, or its sandbox was
+        try:
+            await self._store.save_context(entry.id, record)
+        except (UnavailableError, NoSpaceError) as error:
+            log.warning("context not recorded", sandbox=entry.id, reason=error.message)
+
+    def _timeout(self, asked: float | None) -> float:
+        if asked is None:
+            return self._config.exec_timeout
+        return validate.seconds("timeout", asked, 0.001, self._config.max_exec_timeout)
+
+
+async def _press(context: Context, run: int) -> None:
+    """Again, while the run goes on."""
+    for _ in range(_PRESSES):
+        await asyncio.sleep(wire.PRESS)
+        if context.talk is None or not context.running or context.record.run != run:
+            return
+        await context.talk.stream.signal("INT")
+
+
+async def _kill(link: AgentLink, context: Context, reason: str) -> None:
+    """No process of its interpreter is left, nor of what that started."""
+    context.over = reason
+    try:
+        await link.kill(context.exec_id)
+    except NotFoundError:
+        log.debug("interpreter already forgotten", context=context.id)
+
+
+async def _hang_up(context: Context) -> None:
+    talk, context.talk = context.talk, None
+    if talk is not None:
+        await talk.stream.aclose()
+
+
+def _recalled(record: ContextRecord) -> Context:
+    """From the store: a run that was under way then is lost."""
+    return Context(record, lost_run=record.run if record.busy else None)
+
+
+def _found(shelf: _Shelf, name: str) -> Context:
+    context = shelf.contexts.get(name)
+    if context is None:
+        raise NotFoundError(
+            f"no such context: {brief(name)}", hint="list the contexts of this sandbox"
+        )
+    return context

@@ -1,0 +1,170 @@
+"""The kernels for JavaScript and for bash."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import component_missing
+from tests.unit.kernel_process import KernelProcess, plain
+
+
+def started(kernel: str, program: str) -> Iterator[KernelProcess]:
+    if shutil.which(program) is None:
+        component_missing(f"no {program}")
+    with KernelProcess(kernel, program) as process:
+        yield process
+
+
+@pytest.fixture
+def node() -> Iterator[KernelProcess]:
+    yield from started("node", "node")
+
+
+@pytest.fixture
+def bash() -> Iterator[KernelProcess]:
+    yield from started("bash", "bash")
+
+
+def test_javascript_names_live_on_and_may_be_declared_again(node: KernelProcess) -> None:
+    node.run("const a = 1; let b = 2; function f() { return a + b; } class C {}")
+    assert node.run("const a = 40; let b = 2; f()").text == "42"
+    assert node.run("class C { x = 1 }; new C()").text == "C { x: 1 }"
+    assert node.run("undefined").shown == []
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("await new Promise(done => setTimeout(done, 5, 'later'))", "'later'"),
+        ("Promise.resolve([1, 2])", "[ 1, 2 ]"),
+        ("10n", "10n"),
+        ("NaN", "NaN"),
+        ("null", "null"),
+        ("Symbol('s')", "Symbol(s)"),
+        ("({a: {b: 1}})", "{ a: { b: 1 } }"),
+        ("(await import('node:os')).EOL", r"'\n'"),
+        ("require('path').join('a', 'b')", "'a/b'"),
+    ],
+)
+def test_javascript_values(node: KernelProcess, code: str, text: str) -> None:
+    assert node.run(code).text == text
+
+
+def test_javascript_output_of_console_and_children(node: KernelProcess) -> None:
+    code = """
+console.log('out'); console.error('err');
+require('child_process').execSync('echo child; cat', {stdio: 'inherit'});
+"""
+    done = node.run(code)
+    assert (done.stdout, done.stderr) == ("out\nchild\n", "err\n")
+
+
+def test_javascript_errors_come_without_our_frames(node: KernelProcess) -> None:
+    done = node.run("function f() { throw new TypeError('no') }\nf()")
+    assert done.error is not None
+    assert (done.status, done.error.name, done.error.value) == ("error", "TypeError", "no")
+    lines = done.error.traceback.splitlines()
+    assert lines == ["TypeError: no", "    at f (run-1.js:1:22)", "    at run-1.js:2:1"]
+    thrown = node.run("throw 3")
+    assert thrown.error is not None
+    assert (thrown.error.name, thrown.error.value) == ("number", "3")
+    rejected = node.run("Promise.reject(new Error('rejected'))")
+    assert rejected.error is not None
+    assert rejected.error.value == "rejected"
+    wrong = node.run("a +")
+    assert wrong.error is not None
+    assert wrong.error.name == "SyntaxError"
+
+
+@pytest.mark.parametrize("code", ["while (true) {}", "await new Promise(() => {})"])
+def test_javascript_is_interrupted(node: KernelProcess, code: str) -> None:
+    node.run("const x = 7")
+    done = node.interrupted(f"console.log('on'); {code}", after="on")
+    assert done.error is not None
+    assert (done.status, done.error.name) == ("interrupted", "Interrupted")
+    assert node.run("x").text == "7"
+
+
+def test_javascript_forms_by_mime_type(node: KernelProcess) -> None:
+    code = """
+display({ toMime: () => ({ 'text/html': '<b>', 'image/png': Buffer.from('png') }) });
+({ [Symbol.for('Jupyter.display')]() { return { 'application/json': { a: 1 } }; } })
+"""
+    first, second = node.run(code).shown
+    assert (first.main, first.html, first.png) == (False, "<b>", "cG5n")
+    assert (second.main, plain(second.json)) == (True, {"a": 1})
+    (bad,) = node.run("({ toMime() { throw new Error('no'); } })").shown
+    assert plain(bad.errors) == {"bundle": "Error: no"}
+
+
+def test_javascript_that_fails_later_does_not_end_the_interpreter(node: KernelProcess) -> None:
+    later = "setTimeout(() => { throw new Error('late') }, 1)"
+    done = node.run(f"{later}; await new Promise(done => setTimeout(done, 30))")
+    assert "Uncaught Error: late" in done.stderr
+    assert node.run("1 + 1").text == "2"
+
+
+def test_bash_state_lives_on(bash: KernelProcess) -> None:
+    bash.run('x=5; declare -A map=([a]=1); f() { echo "in f: $1"; }; cd /; export Y=1')
+    done = bash.run("f $x; pwd; echo ${map[a]}; bash -c 'echo $Y'")
+    assert done.stdout == "in f: 5\n/\n1\n1\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("true", 0), ("false", 1), ("(exit 3)", 3), ("return 4", 4), ("nope", 127)],
+)
+def test_bash_says_how_the_last_command_ended(
+    bash: KernelProcess, code: str, exit_code: int
+) -> None:
+    done = bash.run(code)
+    assert done.end is not None
+    assert (done.end.code, done.end.status) == (exit_code, "ok" if exit_code == 0 else "error")
+
+
+def test_bash_code_arrives_as_it_was_written(bash: KernelProcess) -> None:
+    done = bash.run("cat <<'END'\na\\tb \\\\ 'c' \"d\" é $x `y`\n  end \\\nEND\nprintf '%s' ' x '")
+    assert done.stdout == "a\\tb \\\\ 'c' \"d\" é $x `y`\n  end \\\n x "
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sleep 60; echo bad",
+        "sleep 60 | cat; echo bad",
+        "f() { while :; do :; done; }; g() { f; echo bad; }; g; echo bad",
+        "x=$(sleep 60; echo bad); echo bad",
+        "while true; do sleep 60; echo bad; done",
+    ],
+)
+def test_bash_is_interrupted_in_the_middle(bash: KernelProcess, code: str) -> None:
+    bash.run("x=1; shopt -u extdebug")
+    done = bash.interrupted(f"echo on; {code}", after="on")
+    assert done.end is not None
+    assert (done.status, done.end.code, "bad" in done.stdout) == ("interrupted", 130, False)
+    again = bash.run("f() { echo fine; }; f; shopt extdebug; trap -p DEBUG")
+    assert again.stdout == "fine\nextdebug       \toff\n"
+
+
+def test_bash_ignores_an_interrupt_between_runs(bash: KernelProcess) -> None:
+    for _ in range(3):
+        bash.signal()
+        assert bash.run("echo on").stdout == "on\n"
+
+
+def test_bash_exits_when_it_is_told_to(bash: KernelProcess) -> None:
+    bash.begin("exit 5")
+    assert bash.wait() == 5
+
+
+def test_bash_has_no_input(bash: KernelProcess) -> None:
+    assert bash.run('cat; read x; echo "[$x]"').stdout == "[]\n"
+
+
+def test_bash_traces_the_code_and_hardly_us(bash: KernelProcess) -> None:
+    done = bash.run("set -x; echo hi")
+    assert (done.stdout, done.stderr) == ("hi\n", "++ echo hi\n")
+    assert bash.run("set +x").status == "ok"

@@ -1,0 +1,322 @@
+"""The Python kernel, under every Python that this machine has."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tests.unit.kernel_process import KernelProcess, plain, pythons
+
+
+@pytest.fixture(params=pythons(), ids=lambda program: program.split("/")[-3:][0])
+def every(request: pytest.FixtureRequest) -> Iterator[KernelProcess]:
+    with KernelProcess("python", request.param) as kernel:
+        yield kernel
+
+
+@pytest.fixture
+def kernel() -> Iterator[KernelProcess]:
+    with KernelProcess("python", "python3") as kernel:
+        yield kernel
+
+
+def test_names_live_on_and_the_last_expression_is_the_result(every: KernelProcess) -> None:
+    assert every.run("import math\ndef f(x): return x + 1\nx = 1").shown == []
+    assert every.run("f(x)").text == "2"
+    assert every.run("_ + math.floor(1.5)").text == "3"
+    assert every.run("x;").shown == []
+    assert every.run("None").shown == []
+    assert every.run("__name__").text == "'__main__'"
+
+
+def test_top_level_await(every: KernelProcess) -> None:
+    done = every.run("import asyncio\nasync def f(): return 5\nawait asyncio.sleep(0)\nawait f()")
+    assert (done.text, done.status) == ("5", "ok")
+    assert every.run("async with asyncio.Lock() as lock: y = 7").status == "ok"
+    assert every.run("y, asyncio.run(f())").text == "(7, 5)"
+
+
+def test_output_of_children_and_of_c_code_comes_in_order(every: KernelProcess) -> None:
+    code = """
+import ctypes, os, sys
+print("python"); os.system("echo child; echo oops >&2")
+ctypes.CDLL(None).puts(b"from C")
+display("shown"); print("after", end=""); sys.stderr.write("error")
+"""
+    done = every.run(code)
+    assert done.stdout == "python\nchild\nfrom C\nafter"
+    assert done.stderr == "oops\nerror"
+
+
+def test_an_exception_is_told_without_our_frames(every: KernelProcess) -> None:
+    every.run("def f(key):\n    return {}[key]")
+    done = every.run("x = 1\nf('a')")
+    assert done.error is not None
+    assert (done.status, done.error.name, done.error.value) == ("error", "KeyError", "'a'")
+    assert "return {}[key]" in done.error.traceback
+    assert done.error.traceback.count("File ") == 2
+    assert "<string>" not in done.error.traceback
+    assert every.run("x").text == "1"
+
+
+def test_a_syntax_error_shows_its_line(every: KernelProcess) -> None:
+    done = every.run("def f(:")
+    assert done.error is not None
+    assert done.error.name == "SyntaxError"
+    assert done.error.traceback.startswith('  File "<run 1>", line 1\n    def f(:')
+
+
+def test_an_interrupt_ends_a_run_and_keeps_the_names(every: KernelProcess) -> None:
+    every.run("x = 41")
+    code = "print('on', flush=True)\nwhile True: pass"
+    done = every.interrupted(code, after="on")
+    assert done.error is not None
+    assert (done.status, done.error.name) == ("interrupted", "KeyboardInterrupt")
+    assert "in interrupt" not in done.error.traceback
+    awaiting = "import asyncio\nprint('on', flush=True)\nawait asyncio.sleep(60)"
+    assert every.interrupted(awaiting, after="on").status == "interrupted"
+    assert every.run("x + 1").text == "42"
+
+
+def test_an_interrupt_between_runs_does_nothing(kernel: KernelProcess) -> None:
+    for _ in range(3):
+        kernel.signal()
+        assert kernel.run("1").status == "ok"
+
+
+def test_an_interrupt_never_cuts_a_message(kernel: KernelProcess) -> None:
+    done = kernel.interrupted(
+        "print('on', flush=True)\nwhile True: display('x' * 100_000)", after="on"
+    )
+    assert done.status == "interrupted"
+    assert all(isinstance(each.text, str) and len(each.text) == 100_002 for each in done.shown)
+
+
+def test_input_is_empty_and_says_so(every: KernelProcess) -> None:
+    done = every.run("import sys; print(repr(sys.stdin.read())); input('name? ')")
+    assert done.stdout == "''\n"
+    assert done.error is not None
+    assert done.error.name == "EOFError"
+    assert "has no input" in done.error.value
+    assert every.run("import os; os.system('cat')").text == "0"
+
+
+def test_exit_is_an_exception_and_ends_nothing(kernel: KernelProcess) -> None:
+    done = kernel.run("x = 5\nimport sys; sys.exit(3)")
+    assert done.error is not None
+    assert (done.error.name, done.error.value) == ("SystemExit", "3")
+    assert kernel.run("x").text == "5"
+
+
+def test_a_fork_of_user_code_does_not_speak_for_us(kernel: KernelProcess) -> None:
+    code = "import os\npid = os.fork()\nprint('child' if not pid else os.waitpid(pid, 0)[1])"
+    done = kernel.run(code)
+    assert (sorted(done.stdout.split()), done.status) == (["0", "child"], "ok")
+    assert kernel.run("1 + 1").text == "2"
+
+
+def test_closing_the_standard_streams_does_not_close_ours(kernel: KernelProcess) -> None:
+    kernel.run("import os, sys; os.close(1); os.close(2); sys.stdout = None")
+    assert kernel.run("6 * 7").text == "42"
+
+
+FORMS = """
+class Rich:
+    def __repr__(self): return "rich"
+    def _repr_html_(self): return "<b>rich</b>"
+    def _repr_markdown_(self): return "**rich**"
+    def _repr_svg_(self): return "<svg/>"
+    def _repr_png_(self): return b"\\x89PNG"
+    def _repr_jpeg_(self): return b"\\xff\\xd8"
+    def _repr_latex_(self): return "$x$"
+    def _repr_json_(self): return {"a": [1, float("nan"), (2, "\\ud800")]}
+    def _repr_pdf_(self): return b"%PDF"
+    def _repr_javascript_(self): return "alert(1)"
+Rich()
+"""
+
+
+def test_a_value_comes_in_every_form_it_offers(every: KernelProcess) -> None:
+    (shown,) = every.run(FORMS).shown
+    assert (shown.main, shown.text, shown.html) == (True, "rich", "<b>rich</b>")
+    assert (shown.markdown, shown.svg, shown.latex) == ("**rich**", "<svg/>", "$x$")
+    binary = [base64.b64decode(str(each)) for each in (shown.png, shown.jpeg, shown.pdf)]
+    assert binary == [b"\x89PNG", b"\xff\xd8", b"%PDF"]
+    assert plain(shown.json) == {"a": [1, None, [2, "?"]]}
+    assert shown.javascript == "alert(1)"
+
+
+def test_a_mime_bundle_is_taken_apart(kernel: KernelProcess) -> None:
+    code = """
+class B:
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/html": "<i>", "text/plain": "plain", "application/x-other": "?"}, {}
+B()
+"""
+    (shown,) = kernel.run(code).shown
+    assert (shown.html, shown.text) == ("<i>", "plain")
+
+
+@pytest.mark.parametrize("raised", ["ValueError('no')", "SystemExit(1)", "RecursionError()"])
+def test_what_a_form_raises_is_an_error_of_that_form(kernel: KernelProcess, raised: str) -> None:
+    code = f"""
+class Bad:
+    def __repr__(self): raise {raised}
+    def _repr_html_(self): return "<b>"
+    def _repr_png_(self): return 5
+Bad()
+"""
+    done = kernel.run(code)
+    (shown,) = done.shown
+    errors = plain(shown.errors)
+    assert done.status == "ok"
+    assert (shown.html, shown.text) == ("<b>", msgspec.UNSET)
+    assert errors["text"].startswith(raised.split("(")[0])
+    assert errors["png"] == "TypeError: png as int, not as text or bytes"
+
+
+def test_an_object_that_answers_to_everything_offers_nothing(kernel: KernelProcess) -> None:
+    code = "from unittest.mock import Mock\nMock(name='m')"
+    (shown,) = kernel.run(code).shown
+    assert (shown.html, len(shown.errors)) == (msgspec.UNSET, 0)
+
+
+def test_what_is_too_large_is_cut_or_told(kernel: KernelProcess) -> None:
+    code = """
+class Big:
+    def __repr__(self): return "x" * 3_000_000
+    def _repr_html_(self): return "y" * 5_000_000
+    def _repr_json_(self): return ["z" * 100] * 20_000
+Big()
+"""
+    (shown,) = kernel.run(code).shown
+    assert str(shown.text).endswith("… (1951424 more characters)")
+    assert plain(shown.errors) == {
+        "html": "ValueError: too large: 5000000 characters, limit 4194304",
+        "json": "too large: 2060001 bytes, limit 1048576",
+    }
+
+
+def test_display_shows_several_in_order(kernel: KernelProcess) -> None:
+    done = kernel.run("display(1, 'two')\ndisplay([3])\n4")
+    assert [(each.text, each.main) for each in done.shown] == [
+        ("1", False),
+        ("'two'", False),
+        ("[3]", False),
+        ("4", True),
+    ]
+
+
+def test_imports_in_advance(kernel: KernelProcess) -> None:
+    imports = ("decimal", "no_such_module")
+    with KernelProcess("python", "python3", imports=imports) as warm:
+        failed = plain(warm.ready.failed)
+        assert list(failed) == ["no_such_module"]
+        assert failed["no_such_module"].startswith("ModuleNotFoundError")
+        assert warm.run("import sys; 'decimal' in sys.modules").text == "True"
+
+
+def test_half_a_line_of_a_server_that_died_is_ignored(kernel: KernelProcess) -> None:
+    kernel.raw(b'{"op":"run","run":1,"code":"print(\n')
+    assert kernel.run("1").text == "1"
+
+
+def test_future_statements_hold_on(kernel: KernelProcess) -> None:
+    kernel.run("from __future__ import annotations")
+    assert kernel.run("def f(x: Unknown): pass\nf.__annotations__").text == "{'x': 'Unknown'}"
+
+
+def test_a_table_by_its_class(kernel: KernelProcess) -> None:
+    """pandas is not needed to know how it is asked."""
+    code = """
+import types
+class Part:
+    columns, index = ["a", "b"], [0, 1]
+    def itertuples(self, index, name): return iter([(1, "x"), (float("nan"), None)])
+class Rows:
+    def __getitem__(self, where): return Part()
+class DataFrame:
+    shape, iloc = (2000, 2), Rows()
+    def __repr__(self): return "frame"
+    def _repr_html_(self): return "<table>"
+DataFrame.__module__ = "pandas.core.frame"
+DataFrame()
+"""
+    (shown,) = kernel.run(code).shown
+    assert shown.html == "<table>"
+    assert plain(shown.data) == {
+        "columns": ["a", "b"],
+        "index": [0, 1],
+        "rows": [[1, "x"], [None, None]],
+        "total_rows": 2000,
+        "total_columns": 2,
+        "truncated": True,
+    }
+
+
+@pytest.fixture
+def scientific() -> Iterator[KernelProcess]:
+    """A kernel with matplotlib and pandas, where this machine has them."""
+    path = os.environ.get("CAPSULE_TEST_PACKAGES", "")
+    env = {**os.environ, "PYTHONPATH": path}
+    probe = [sys.executable, "-c", "import matplotlib, pandas"]
+    if subprocess.run(probe, env=env, capture_output=True).returncode:
+        pytest.skip("no matplotlib and pandas here; CAPSULE_TEST_PACKAGES names a folder with them")
+    with KernelProcess(
+        "python", sys.executable, PYTHONPATH=path, MPLCONFIGDIR="/tmp/mpl"
+    ) as kernel:
+        yield kernel
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_pandas_and_matplotlib_as_they_are(scientific: KernelProcess) -> None:
+    frame = "import pandas as pd\npd.DataFrame({'n': [1, 2], 's': ['a', None]})"
+    (shown,) = scientific.run(frame).shown
+    assert "<table" in str(shown.html)
+    data = plain(shown.data)
+    assert (data["columns"], data["rows"]) == (["n", "s"], [[1, "a"], [2, None]])
+    (series,) = scientific.run("pd.Series([1.5, None], name='v')").shown
+    assert plain(series.data)["rows"] == [[1.5], [None]]
+
+    line = """
+import matplotlib.pyplot as plt
+plt.plot([1, 2], [3, 4], label="up"); plt.title("T"); plt.xlabel("X"); plt.yscale("log")
+"""
+    (figure,) = [each for each in scientific.run(line).shown if not each.main]
+    assert base64.b64decode(str(figure.png)).startswith(b"\x89PNG")
+    chart = plain(figure.chart)
+    assert chart == {
+        "type": "line",
+        "title": "T",
+        "x": {"label": "X", "scale": "linear"},
+        "y": {"label": "", "scale": "log"},
+        "series": [{"label": "up", "x": [1, 2], "y": [3, 4]}],
+    }
+    assert scientific.run("plt.get_fignums()").text == "[]"
+
+    def charts(code: str) -> list[dict[str, object]]:
+        done = scientific.run(code)
+        assert done.error is None, done.error
+        return [plain(each.chart) for each in done.shown if len(each.chart)]
+
+    (bars,) = charts("plt.bar(['a', 'b'], [1, 2]);")
+    assert (bars["type"], bars["series"]) == ("bar", [{"label": "", "x": ["a", "b"], "y": [1, 2]}])
+    (dots,) = charts("plt.scatter([1, 2], [3, 4]);")
+    assert (dots["type"], dots["series"]) == ("scatter", [{"label": "", "x": [1, 2], "y": [3, 4]}])
+    (pie,) = charts("plt.pie([1, 3], labels=['x', 'y']);")
+    assert pie["type"] == "pie"
+    (box,) = charts("plt.boxplot([[1, 2, 3, 4, 100]]);")
+    assert box["type"] == "box"
+    assert msgspec.convert(box["series"], list[dict[str, object]])[0]["median"] == 3
+    both = charts("plt.plot([1], [1]); plt.show()\nplt.figure(); plt.plot([2], [2]); plt.show()")
+    assert [each["type"] for each in both] == ["line", "line"]
+    (several,) = charts("fig, axes = plt.subplots(1, 2); axes[0].plot([1]); axes[1].bar([1], [2]);")
+    assert several["type"] == "several"
+    assert len(charts("fig = plt.figure(); plt.plot([1, 2]); fig")) == 1
