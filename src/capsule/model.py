@@ -125,6 +125,8 @@ class SandboxSpec:
     hostname: str = "capsule"
     runtime: str = ""  # "": the template's
     layers: tuple[str, ...] = ()  # of the provider's, topmost first; what its files begin from
+    # It may be given other limits later: nothing of it may be shared with boxes that are not.
+    adjustable: bool = field(default=False, compare=False)
     # What a launch that takes its time (an image is pulled) is doing, for whoever waits for it.
     progress: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 

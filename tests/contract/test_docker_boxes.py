@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from capsule.errors import ForbiddenError, NotSupportedError, UnavailableError
-from capsule.model import MIB, Isolation, Limits, SandboxId, SandboxSpec, Template
-from capsule.providers.contract import Measured, Pausable
+from capsule.model import MIB, Isolation, Limits, Reason, SandboxId, SandboxSpec, Template
+from capsule.providers.contract import Adjustable, Measured, Pausable
 from capsule.providers.docker import box as boxes
+from capsule.providers.docker.plan import AGENT_TASKS
 from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
 from capsule.testing.harness import Subject, opened, owned, until
@@ -67,6 +68,25 @@ async def test_an_empty_image_runs_what_is_brought_in(
         assert result.stdout == b"capsule-agent protocol 1\n"
         assert set(await subject.entries("/")) >= {"workspace", "tmp", "proc"}
         assert subject.box.about["transport"] == way
+
+
+async def test_other_limits_hold_from_then_on(provider: DockerProvider, images: Images) -> None:
+    subject = await launched(provider, images.python)
+    assert isinstance(subject.box, Adjustable)
+    was = Limits(disk=16 * MIB, cpus=1.0)
+    wanted = replace(was, memory=80 * MIB, processes=20, cpus=0.5)
+    if subject.box.adjusts(wanted):
+        await subject.box.adjust(wanted)
+        eat = "b = bytearray({} << 20); print(len(b) >> 20)"
+        assert (await subject.run("python3", "-c", eat.format(40))).stdout == b"40\n"
+        eaten = await subject.run("python3", "-c", eat.format(120))
+        assert eaten.exit.reason is Reason.OOM_KILLED
+        count = await subject.output("cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max; :")
+        assert str(20 + AGENT_TASKS) in count.split()
+    else:
+        assert any(each.what == "disk" for each in subject.box.unenforced)
+    assert not subject.box.adjusts(replace(was, open_files=77))
+    assert not subject.box.adjusts(replace(was, disk=32 * MIB))
 
 
 async def test_what_is_paused_stands_still_and_goes_on(

@@ -127,3 +127,21 @@ def test_nothing_of_the_image_or_the_server_runs_or_is_passed_on() -> None:
     assert body["HostConfig"]["NetworkMode"] == "none" and body["NetworkDisabled"]
     assert body["HostConfig"]["LogConfig"]["Type"] == "none"
     assert body["HostConfig"]["RestartPolicy"] == {"Name": "no"}
+
+
+def test_an_update_has_what_a_create_would_have() -> None:
+    on_disk = replace(PARTS, disk=ON_DISK)
+    wanted = replace(PARTS.limits, memory=64 * MIB, processes=7, cpus=0.75)
+    body = plan.adjusted(on_disk, FACTS, wanted)
+    assert body is not None
+    assert {name: host(disk=ON_DISK, limits=wanted)[name] for name in body} == body
+    assert set(body) == {"Memory", "MemorySwap", "CpuPeriod", "CpuQuota", "PidsLimit"}
+
+
+def test_what_was_settled_at_the_start_is_not_updated() -> None:
+    on_disk = replace(PARTS, disk=ON_DISK)
+    for change in ({"disk": MIB}, {"inodes": 77}, {"open_files": 9}):
+        assert plan.adjusted(on_disk, FACTS, replace(PARTS.limits, **change)) is None
+    less = replace(PARTS.limits, memory=64 * MIB)
+    assert plan.adjusted(PARTS, FACTS, less) is None  # what it writes is in memory
+    assert plan.adjusted(replace(on_disk, runtime=RUNSC), FACTS, less) is None

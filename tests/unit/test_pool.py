@@ -186,6 +186,9 @@ class PliantBox(FakeBox):
     adjusted: Limits | None = None
     refuses = False
 
+    def adjusts(self, limits: Limits) -> bool:
+        return limits.disk == Limits().disk
+
     async def adjust(self, limits: Limits) -> None:
         if self.refuses:
             raise UnavailableError("no")

@@ -16,7 +16,8 @@ import pytest
 from capsule.catalog import load_catalog
 from capsule.config import Config
 from capsule.errors import GoneError, UnavailableError
-from capsule.model import Started
+from capsule.model import MIB, Reason, Started
+from capsule.providers.local.cgroups import read_values
 from capsule.providers.registry import make_provider
 from capsule.service import CreateRequest, ExecCall, Service
 from tests.support import component_missing, eventually
@@ -107,7 +108,7 @@ async def test_a_hundred_at_once_all_get_one(folder: Path) -> None:
 
 
 async def test_reset_leaves_nothing_of_before(folder: Path) -> None:
-    async with serving(folder, pool_max=2) as service:
+    async with serving(folder, pool_max=1) as service:
         made = await service.create(BASH)
         before = await say(service, made.id, "readlink /proc/self/ns/mnt /proc/self/ns/pid")
         await say(service, made.id, "echo x > /workspace/a; echo y > /tmp/b; echo z > /dev/shm/c")
@@ -131,3 +132,93 @@ async def test_reset_leaves_nothing_of_before(folder: Path) -> None:
         await filled(service, 1)
         assert len(boxes(folder)) == 2
     assert boxes(folder) == []
+
+
+@pytest.fixture
+def adjusting(as_root: None) -> None:
+    """What a box is counted by can only be changed where it has cgroups and a range of uids."""
+
+
+SHOWN = """
+grep MemTotal /proc/meminfo | tr -dc 0-9; echo
+cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes
+ulimit -n; ulimit -Hn; ulimit -u; nproc
+"""
+FORK = """
+import os, signal
+children = []
+try:
+    while len(children) < 1000:
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+        children.append(pid)
+except OSError:
+    pass
+print(len(children))
+"""
+EAT = "import sys; b = bytearray(int(sys.argv[1]) << 20); print(len(b) >> 20)"
+
+
+async def eaten(service: Service, id: str, mebibytes: int) -> Reason:
+    cmd = ("python3", "-c", EAT, str(mebibytes))
+    return (await service.exec(id, ExecCall(cmd))).exit.reason
+
+
+COUNTED = frozenset(
+    """
+    memory.max memory.swap.max memory.limit_in_bytes memory.memsw.limit_in_bytes pids.max
+    cpu.max cpu.max.burst cpu.cfs_quota_us cpu.cfs_burst_us cpu.cfs_period_us
+    """.split()
+)
+
+
+async def settings_of(service: Service, id: str) -> dict[str, str]:
+    handle = service._sandboxes.find(id).handle
+    assert handle is not None
+    found = await asyncio.to_thread(read_values, [Path(each) for each in handle["cgroups"]])
+    return {name: value for name, value in found.items() if name in COUNTED}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"memory": 96 * MIB, "processes": 12, "cpus": 0.25},
+        {"memory": 900 * MIB, "processes": 300, "cpus": 0.75},
+    ],
+)
+async def test_other_limits_are_as_if_it_had_been_launched_with_them(
+    folder: Path, adjusting: None, limits: dict[str, Any]
+) -> None:
+    asked = CreateRequest(template="bash", limits=limits)
+    async with serving(folder, pool_min=1) as service:
+        if "adjust" not in service.capabilities()["local"].features:
+            component_missing("this host has no cgroups to adjust limits with")
+        await filled(service, 1)
+        warm = await service.create(asked)
+        assert warm.started is Started.WARM
+        usage = await say(service, warm.id, SHOWN)
+        counted = await settings_of(service, warm.id)
+        most = limits["memory"] // MIB
+        assert await eaten(service, warm.id, most - 40) is Reason.EXITED
+        assert await eaten(service, warm.id, most + 40) is Reason.OOM_KILLED
+        forked = await service.exec(warm.id, ExecCall(("python3", "-c", FORK)))
+        assert int(forked.stdout) == limits["processes"] - 1  # it is one of them itself
+    async with serving(folder) as service:
+        cold = await service.create(asked)
+        assert cold.started is Started.COLD
+        shown = await say(service, cold.id, SHOWN)
+        as_launched = await settings_of(service, cold.id)
+    without = [n for n, line in enumerate(shown.splitlines()) if n != 5]  # counted by the cgroup
+    assert [usage.splitlines()[n] for n in without] == [shown.splitlines()[n] for n in without]
+    assert counted == as_launched
+    assert boxes(folder) == []
+
+
+async def test_what_cannot_be_changed_starts_cold(folder: Path, adjusting: None) -> None:
+    async with serving(folder, pool_min=1) as service:
+        await filled(service, 1)
+        for limits in ({"disk": 64 * MIB}, {"inodes": 5000}, {"open_files": 99}):
+            made = await service.create(CreateRequest(template="bash", limits=limits))
+            assert made.started is Started.COLD
+        assert service.pool().shelves[0].ready == 1

@@ -188,11 +188,14 @@ class Layered(Protocol):
 
 @runtime_checkable
 class Adjustable(Protocol):
-    """A box whose limits can be changed while it lives, all but `disk` and `inodes`. The feature
-    `adjust` announces it."""
+    """A box that can be given other limits before its first program runs. The feature `adjust`
+    announces it; `SandboxSpec.adjustable` says that somebody may want to."""
+
+    def adjusts(self, limits: Limits) -> bool:
+        """Whether `adjust` can give it these: all that it shows of them can still be changed."""
 
     async def adjust(self, limits: Limits) -> None:
-        """On return programs that start have these limits, as if it had been launched with them.
+        """On return programs have these limits, as if it had been launched with them.
 
         Raises UnavailableError; then nobody knows what it has, and it is not used.
         """

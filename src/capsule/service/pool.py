@@ -296,7 +296,7 @@ class Pool:
         return sum(shelf.memory() for shelf in self._shelves.values())
 
     async def _stock(self, shelf: Shelf, place: Place) -> None:
-        wish = Wish(shelf.kind.provider, shelf.spec)
+        wish = Wish(shelf.kind.provider, replace(shelf.spec, adjustable=True))
         deadline = asyncio.get_running_loop().time() + LAUNCH_BUDGET
         try:
             box = await self._launch(wish, new_id(), place, deadline)

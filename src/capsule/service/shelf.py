@@ -8,16 +8,21 @@ needed, and half of it goes: the other half is what keeps the size from swinging
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from capsule.model import MIB, SandboxSpec
+from capsule.model import MIB, Limits, SandboxSpec
 from capsule.providers.contract import Adjustable, Box
 
 WINDOW = 60.0
 BACKOFF = 1.0
 MAX_BACKOFF = 60.0
 UNKNOWN_COST = 16 * MIB  # of an idle box, until the first one says what it costs
+
+
+def _never(limits: Limits) -> bool:
+    return False
 
 
 class Kind(NamedTuple):
@@ -64,7 +69,7 @@ class Shelf:
     misses: int = 0
     discarded: int = 0
     cost: int = UNKNOWN_COST
-    adjustable: bool = False
+    adjusts: Callable[[Limits], bool] = _never  # as its boxes say
     retry_at: float = 0.0  # monotonic
     failures: int = 0
 
@@ -76,10 +81,7 @@ class Shelf:
         own = self.spec.limits
         if replace(spec, limits=own) != self.spec:
             return False
-        if spec.limits == own:
-            return True
-        unchanged = replace(spec.limits, disk=own.disk, inodes=own.inodes) == spec.limits
-        return unchanged and self.adjustable
+        return spec.limits == own or self.adjusts(spec.limits)
 
     def take(self) -> Box | None:
         """The one that has been there longest."""
@@ -91,7 +93,7 @@ class Shelf:
 
     def put(self, box: Box, now: float) -> None:
         self.cost = box.idle_memory
-        self.adjustable = isinstance(box, Adjustable)
+        self.adjusts = box.adjusts if isinstance(box, Adjustable) else _never
         self.failures = 0
         self.ready.append(Stocked(box, now))
 

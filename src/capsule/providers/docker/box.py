@@ -11,7 +11,7 @@ from typing import Any
 from capsule.errors import CapsuleError, ForbiddenError, NotFoundError, UnavailableError
 from capsule.link.link import AgentLink
 from capsule.link.unix import NobodyListensError
-from capsule.model import Handle, Isolation, Template, Unenforced, Usage
+from capsule.model import MIB, Handle, Isolation, Limits, Template, Unenforced, Usage
 from capsule.providers.contract import Box, ByteStream
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.transport import Folders
@@ -31,6 +31,8 @@ class NoSocketError(UnavailableError):
 
 
 class DockerBox(Box):
+    idle_memory = 16 * MIB  # a shim and our agent
+
     def __init__(
         self,
         handle: Handle,
@@ -50,6 +52,16 @@ class DockerBox(Box):
         self._name = name
         self._connect = connect
         self._remove = remove
+        # What the Engine is asked to change for other limits, or None; an adopted box has none.
+        self.adjusted: Callable[[Limits], Mapping[str, Any] | None] = lambda limits: None
+
+    def adjusts(self, limits: Limits) -> bool:
+        return self.adjusted(limits) is not None
+
+    async def adjust(self, limits: Limits) -> None:
+        body = self.adjusted(limits)
+        assert body is not None
+        await self._engine.update(self._name, body)
 
     async def connect(self) -> ByteStream:
         return await self._connect()
@@ -92,6 +104,8 @@ class DockerBox(Box):
 
 class GvisorBox(DockerBox):
     """Inside, gVisor knows neither its own memory nor the time that the host's CPUs took."""
+
+    idle_memory = 64 * MIB  # its kernel, and what serves it files
 
     async def measure(self, inside: Usage) -> Usage:
         told = await self._engine.stats(self._name)

@@ -132,6 +132,9 @@ class Engine:
     async def resume(self, name: str) -> None:
         await self._json("resume", "POST", f"containers/{name}/unpause", within=SLOW)
 
+    async def update(self, name: str, body: Mapping[str, Any]) -> None:
+        await self._json("update", "POST", f"containers/{name}/update", data=body, within=SLOW)
+
     async def image(self, name: str) -> dict[str, Any] | None:
         try:
             found = await self._json("its image", "GET", f"images/{name}/json")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from capsule.model import MIB, WORKSPACE, Limits
 from capsule.providers.docker import hardening
 from capsule.providers.docker.probe import Facts, Runtime
+from capsule.providers.local.views import visible_cpus
 
 PERIOD = 100_000  # microseconds over which a share of CPU is counted
 LEAST_QUOTA = 1000  # below which the kernel takes none
@@ -59,10 +60,7 @@ class Parts:
 
 def container(parts: Parts, found: Facts) -> dict[str, Any]:
     """The body of the Engine's create."""
-    limits, gvisor = parts.limits, parts.runtime.gvisor
-    disks = in_memory(parts)
-    memory = limits.memory + sum(disk.size for disk in disks) + (SENTRY_MEMORY if gvisor else 0)
-    tasks = limits.processes + AGENT_TASKS
+    limits, disks = parts.limits, in_memory(parts)
     tmpfs = {
         "/dev/shm": hardening.shared_memory(limits.memory // 2),
         **{disk.path: disk.options for disk in disks},
@@ -79,14 +77,8 @@ def container(parts: Parts, found: Facts) -> dict[str, Any]:
         "SecurityOpt": hardening.security_options(parts.profile),
         "Tmpfs": tmpfs,
         "Mounts": [*parts.mounted.mounts, *(bind(*pair) for pair in (parts.disk or {}).items())],
+        **counted(parts, found),
     }
-    if "memory" in found.limits:
-        host |= {"Memory": memory, "MemorySwap": memory}
-    if "cpus" in found.limits:
-        period = SENTRY_PERIOD if gvisor else PERIOD
-        host |= {"CpuPeriod": period, "CpuQuota": max(int(limits.cpus * period), LEAST_QUOTA)}
-    if "processes" in found.limits:
-        host["PidsLimit"] = max(tasks, SENTRY_TASKS) if gvisor else tasks
     return {
         **hardening.CONFIG,
         "Image": parts.image,
@@ -96,6 +88,39 @@ def container(parts: Parts, found: Facts) -> dict[str, Any]:
         "Labels": dict(parts.labels),
         "HostConfig": host,
     }
+
+
+def counted(parts: Parts, found: Facts) -> dict[str, int]:
+    """What the Engine counts, and can change while the container runs."""
+    limits, gvisor = parts.limits, parts.runtime.gvisor
+    memory = limits.memory + sum(disk.size for disk in in_memory(parts))
+    tasks = limits.processes + AGENT_TASKS
+    values: dict[str, int] = {}
+    if "memory" in found.limits:
+        memory += SENTRY_MEMORY if gvisor else 0
+        values |= {"Memory": memory, "MemorySwap": memory}
+    if "cpus" in found.limits:
+        period = SENTRY_PERIOD if gvisor else PERIOD
+        values |= {"CpuPeriod": period, "CpuQuota": max(int(limits.cpus * period), LEAST_QUOTA)}
+    if "processes" in found.limits:
+        values["PidsLimit"] = max(tasks, SENTRY_TASKS) if gvisor else tasks
+    return values
+
+
+def adjusted(parts: Parts, found: Facts, limits: Limits) -> dict[str, int] | None:
+    """The Engine's update that gives a living container other limits. None: not these.
+
+    What its agent was told at the start stays: open files, the cores of programs, and where the
+    cgroup does not count all by itself (gVisor, disks in memory) the memory of each program.
+    """
+    was = parts.limits
+    told = replace(was, memory=limits.memory, cpus=limits.cpus, processes=limits.processes)
+    same_cores = visible_cpus(limits, found.cpus) == visible_cpus(was, found.cpus)
+    if parts.runtime.gvisor or parts.disk is None or found.kind == "Podman":
+        return None
+    if told != limits or not same_cores:
+        return None
+    return counted(replace(parts, limits=limits), found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,14 +186,14 @@ class DockerProvider(Provider):
         return transport.choose(self.settings.transport, host.facts, runtime)
 
     async def _launch(self, host: Host, order: Order) -> Box:
-        body, record = await self._container(host, order)
+        parts, record = await self._container(host, order)
         host.cores.take(order.id, order.cpus)
         try:
             if order.way == "socket":
                 await to_the_end(self._folders.make(order.id))
             if order.disk:
                 await to_the_end(host.disks.mount(order.id, order.spec.limits))
-            return await self._bring_up(host, order, body, record)
+            return await self._bring_up(host, order, parts, record)
         except BaseException as exc:
             if not isinstance(exc, ConflictError):  # then it is somebody else's
                 what = f"launch of {order.id}"
@@ -201,15 +201,16 @@ class DockerProvider(Provider):
             raise
 
     async def _bring_up(
-        self, host: Host, order: Order, body: Mapping[str, Any], record: Mapping[str, Any]
+        self, host: Host, order: Order, parts: plan.Parts, record: Mapping[str, Any]
     ) -> DockerBox:
-        name = self._name(order.id)
+        name, body = self._name(order.id), plan.container(parts, host.facts)
         # To remove a container that the Engine is still making is a race: each step is let finish.
         container = await self._create(host, order, name, body)
         await to_the_end(host.engine.start(container))
         if order.disk:
             await to_the_end(host.disks.let_go(order.id))
         box = self._box(host, order.id, {**record, "container": container})
+        box.adjusted = lambda limits: plan.adjusted(parts, host.facts, limits)
         await await_agent(box, self._folders)
         await self._check_needs(host, order, box)
         return box
@@ -336,7 +337,7 @@ class DockerProvider(Provider):
             remove=lambda: self._remove(sandbox_id),
         )
 
-    async def _container(self, host: Host, order: Order) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def _container(self, host: Host, order: Order) -> tuple[plan.Parts, dict[str, Any]]:
         filter_, profile = await self._filter(order.spec.template.seccomp)
         gaps = probe.unenforced(host.facts, order.runtime, disk=order.disk)
         record = {
@@ -361,7 +362,7 @@ class DockerProvider(Provider):
             volumes=order.image.volumes,
             disk=host.disks.binds(order.id) if order.disk else None,
         )
-        return plan.container(parts, host.facts), record
+        return parts, record
 
     async def _mounted(self, host: Host, order: Order) -> plan.Mounted:
         if order.way == "engine":

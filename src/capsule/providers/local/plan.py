@@ -90,6 +90,7 @@ class Parts:
     root: Root | None = None  # None and None: the landlock level, which sees the host's own
     view: Path | None = None
     layers: tuple[Path, ...] = ()  # what the disk begins from, topmost first
+    adjustable: bool = False
 
 
 def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
@@ -114,6 +115,9 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         "cpus": list(parts.cpus),
         "landlock": landlock(level, parts, facts),
     }
+    if parts.adjustable:
+        # Nobody could raise it later. The cgroup counts the same.
+        plan["rlimits"].pop("nproc", None)
     if namespaces:
         plan |= {"stage": str(parts.stage), "mounts": mounts(parts, facts), "net": True}
         if parts.layers:

@@ -163,14 +163,24 @@ def capabilities(facts: Facts, settings: LocalSettings, backing: str | None) -> 
         provider="local",
         usable=usable,
         isolation=level if usable else Isolation.NONE,
-        features=features(facts, level) if usable else frozenset(),
+        features=features(facts, level, backing) if usable else frozenset(),
         unenforced=tuple(unenforced(facts, level, backing or "none")),
         findings=(*findings, *_interpreters(settings.templates)),
     )
 
 
-def features(facts: Facts, level: Isolation) -> frozenset[str]:
+def adjusts(facts: Facts, level: Isolation, backing: str | None) -> bool:
+    """Whether a living box can be given other limits: where its cgroups count all of them, and a
+    forker, which only boxes with a range of uids have, holds the rest."""
+    counted = all(facts.cgroups.enforces(each) for each in ("memory", "pids", "cpu"))
+    ranged = level is Isolation.NAMESPACES and facts.uid_ranges
+    return counted and ranged and backing == "loop"
+
+
+def features(facts: Facts, level: Isolation, backing: str | None) -> frozenset[str]:
     found = set()
+    if adjusts(facts, level, backing):
+        found.add("adjust")
     if level is Isolation.NAMESPACES or facts.cgroups.freezes:
         found.add("pause")  # without a freezer pid 1 stops everybody in its namespace
     if level is Isolation.NAMESPACES and facts.can("layers"):

@@ -35,6 +35,7 @@ from capsule.model import (
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import Box, ByteStream, Capabilities, Provider, Saved
 from capsule.providers.local import plan, probe, records, seccomp
+from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
@@ -127,6 +128,11 @@ class LocalProvider(Provider):
         records.create(parts.dir, record)
         engine.cores.take(sandbox_id, parts.cpus)
         try:
+            if parts.adjustable:
+                with host_errors("the sandbox cannot be prepared"):
+                    shown = visible_cpus(parts.limits, len(engine.cores))
+                    memory = parts.limits.memory
+                    await asyncio.to_thread(self._views.make_own, sandbox_id, shown, memory)
             # Milliseconds. To remove half a box while the agent goes on making it is a race.
             reply = await to_the_end(self._launcher.launch(request, filter_))
         except BaseException as exc:
@@ -139,7 +145,7 @@ class LocalProvider(Provider):
             raise
         record |= {"keeper": reply.get("pid", 0), "uid_base": reply.get("uid_base", 0)}
         records.complete(parts.dir, record)
-        return self._box(engine, sandbox_id, record)
+        return self._box(engine, sandbox_id, record, engine.adjuster(parts))
 
     async def adopt(self, handle: Handle) -> Box | None:
         engine = self._ready()
@@ -168,6 +174,7 @@ class LocalProvider(Provider):
         record = await asyncio.to_thread(records.read, directory)
         if record is not None:
             await self._remove(directory, record or {**handle.data})
+        await asyncio.to_thread(self._views.drop_own, handle.sandbox_id)
         if self._engine is not None:
             self._engine.cores.release(handle.sandbox_id)
 
@@ -200,6 +207,11 @@ class LocalProvider(Provider):
             await shut_down(directory)
         if records.exists(directory):
             await self._sweep(directory, record)
+        await self._drop_view(directory.name, record)
+
+    async def _drop_view(self, box: str, record: Mapping[str, Any]) -> None:
+        if record.get("own_view"):
+            await asyncio.to_thread(self._views.drop_own, box)
 
     async def _sweep(self, directory: Path, record: Mapping[str, Any]) -> None:
         base = int(record.get("uid_base") or 0)
@@ -240,6 +252,7 @@ class LocalProvider(Provider):
             _make_dir(self._stage / name, 0o755)
         if not any(records.read_all(self._boxes)):
             self._views.clear()
+        self._views.drop_lost(self._boxes)
         engine.disks.prepare()
         if "snapshot" in engine.features:
             engine.layers.prepare()
@@ -251,7 +264,12 @@ class LocalProvider(Provider):
         unique = f"{_safe(sandbox_id)}-{self._instance}"
         disk = await engine.disks.entry(unique, spec.limits)
         layers = [await asyncio.to_thread(engine.layers.path, each) for each in spec.layers]
+        adjustable = spec.adjustable and probe.adjusts(
+            engine.facts, engine.level, engine.disks.backing
+        )
         view = None if root is None else await self._view(shown, spec.limits.memory)
+        if adjustable:
+            view = self._views.own(sandbox_id)
         return plan.Parts(
             id=sandbox_id,
             unique=unique,
@@ -265,6 +283,7 @@ class LocalProvider(Provider):
             root=root,
             view=view,
             layers=tuple(layers),
+            adjustable=adjustable,
         )
 
     async def _request(self, engine: Engine, parts: plan.Parts) -> dict[str, Any]:
@@ -301,18 +320,30 @@ class LocalProvider(Provider):
             "cgroups": [each["dir"] for each in request["cgroups"]],
             "disk_dir": str(disk_dir) if disk_dir else None,
             "cpus": list(parts.cpus),
+            "own_view": parts.adjustable,
             "unenforced": probe.as_json(engine.unenforced),
         }
 
-    def _box(self, engine: Engine, sandbox_id: SandboxId, record: Mapping[str, Any]) -> LocalBox:
+    def _box(
+        self,
+        engine: Engine,
+        sandbox_id: SandboxId,
+        record: Mapping[str, Any],
+        adjuster: Adjuster | None = None,
+    ) -> LocalBox:
         return LocalBox(
             Handle(self.name, sandbox_id, _handle_data(record)),
             self._boxes / sandbox_id,
             Isolation(record.get("isolation", engine.level)),
             [Unenforced(**each) for each in record.get("unenforced", ())],
             sweep=lambda: self._sweep(self._boxes / sandbox_id, record),
-            gone=lambda: engine.cores.release(sandbox_id),
+            gone=lambda: self._gone(engine, sandbox_id, record),
+            adjuster=adjuster,
         )
+
+    async def _gone(self, engine: Engine, box: SandboxId, record: Mapping[str, Any]) -> None:
+        engine.cores.release(box)
+        await self._drop_view(box, record)
 
 
 class Engine:
@@ -326,10 +357,21 @@ class Engine:
         self.disks = Disks(settings.data_dir, backing, facts.mkfs)
         self.roots = Roots(settings.data_dir, level, overlay=facts.can("overlay"))
         self.unenforced = tuple(probe.unenforced(facts, level, backing))
-        self.features = probe.features(facts, level)
+        self.features = probe.features(facts, level, backing)
         # Of the uids that programs have inside; where a box has one uid, that is ours.
         owner = plan.UID if facts.uid_ranges else None
         self.layers = Layers(settings.data_dir / "layers", owner=owner)
+
+    def adjuster(self, parts: plan.Parts) -> Adjuster | None:
+        if not parts.adjustable or parts.view is None:
+            return None
+        entries = self.facts.cgroups.entries
+        return Adjuster(
+            launched=parts.limits,
+            cores=len(self.cores),
+            view=parts.view,
+            cgroups=lambda limits: entries(parts.unique, limits, memory=limits.memory),
+        )
 
 
 class LocalBox(Box):
@@ -343,7 +385,8 @@ class LocalBox(Box):
         unenforced: Sequence[Unenforced],
         *,
         sweep: Callable[[], Coroutine[Any, Any, None]],
-        gone: Callable[[], None],
+        gone: Callable[[], Coroutine[Any, Any, None]],
+        adjuster: Adjuster | None = None,
     ) -> None:
         self.handle = handle
         self.isolation = isolation
@@ -352,6 +395,15 @@ class LocalBox(Box):
         self._socket = str(directory / records.SOCKET)
         self._sweep = sweep
         self._gone = gone
+        self._adjuster = adjuster
+
+    def adjusts(self, limits: Limits) -> bool:
+        return self._adjuster is not None and self._adjuster.adjusts(limits)
+
+    async def adjust(self, limits: Limits) -> None:
+        assert self._adjuster is not None
+        with host_errors("the sandbox cannot be given other limits"):
+            await asyncio.to_thread(self._adjuster.apply, limits)
 
     async def connect(self) -> ByteStream:
         return await connect_unix(self._socket)
@@ -372,7 +424,7 @@ class LocalBox(Box):
                 )
         if records.exists(self._directory):
             await self._sweep()
-        self._gone()
+        await self._gone()
 
 
 async def shut_down(directory: Path) -> None:

@@ -150,7 +150,7 @@ def prepare(tree: Tree, parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     draft = parent / f".{name}-{secrets.token_hex(8)}"
     try:
-        _write(tree, draft)
+        write_tree(tree, draft)
         os.rename(draft, target)
     except OSError:
         # Somebody else was first: a directory does not replace one that is not empty.
@@ -161,7 +161,7 @@ def prepare(tree: Tree, parent: Path, name: str) -> Path:
     return target
 
 
-def _write(tree: Tree, root: Path) -> None:
+def write_tree(tree: Tree, root: Path) -> None:
     _make_dir(root, 0o755)
     for path, node in sorted(tree.nodes.items()):
         at = root / path

@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 
 from capsule.model import MIB, Limits
-from capsule.providers.local.skeleton import Tree, prepare
+from capsule.providers.local.skeleton import Tree, prepare, write_tree
 
 FILES = ("cpuinfo", "stat", "meminfo")  # bound over the ones in /proc
 
@@ -25,7 +25,8 @@ def visible_cpus(limits: Limits, available: int) -> int:
 
 
 class Views:
-    """One directory per (cpus, memory), shared by the boxes that have them."""
+    """One directory per (cpus, memory), shared by the boxes that have them; and one for each box
+    that may be given other limits later."""
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
@@ -47,6 +48,26 @@ class Views:
         tree = view_tree(cpus, key[1] * MIB)
         self._known[key] = made = prepare(tree, self._parent, f"{cpus}-{key[1]}")
         return made
+
+    def own(self, box: str) -> Path:
+        """Where the view of a box is that shares it with nobody."""
+        return self._parent / f"own-{box}"
+
+    def make_own(self, box: str, cpus: int, memory: int) -> None:
+        """Blocks."""
+        self._parent.mkdir(parents=True, exist_ok=True)
+        write_tree(view_tree(cpus, _key(cpus, memory)[1] * MIB), self.own(box))
+
+    def drop_own(self, box: str) -> None:
+        """Blocks. What never was is fine."""
+        shutil.rmtree(self.own(box), ignore_errors=True)
+
+    def drop_lost(self, boxes: Path) -> None:
+        """Those that a killed server left of boxes that are gone. Blocks."""
+        for path in self._parent.glob("own-*"):
+            box = path.name.removeprefix("own-")
+            if not (boxes / box).exists():
+                self.drop_own(box)
 
 
 def _key(cpus: int, memory: int) -> tuple[int, int]:
@@ -70,6 +91,18 @@ def view_tree(cpus: int, memory: int, proc: Path = Path("/proc")) -> Tree:
     for name in ("memory.limit_in_bytes", "memory.soft_limit_in_bytes"):
         tree.file(f"sys/fs/cgroup/memory/{name}", f"{memory}\n", 0o444)
     return tree
+
+
+def rewrite_memory(view: Path, memory: int) -> None:
+    """Where the files are: they are mounted. Blocks."""
+    memory = _key(1, memory)[1] * MIB
+    for path, node in view_tree(1, memory).nodes.items():
+        if node.kind == "file" and (path == "meminfo" or path.startswith("sys/fs/cgroup/")):
+            fd = os.open(view / path, os.O_WRONLY | os.O_TRUNC)
+            try:
+                os.write(fd, node.data)
+            finally:
+                os.close(fd)
 
 
 def cpuinfo(host: str, cpus: int) -> str:

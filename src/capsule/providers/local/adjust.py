@@ -1,0 +1,60 @@
+"""Other limits for a box that is there and has run nothing yet.
+
+What counts memory, CPU time and processes are the box's cgroups, which the server may write as it
+may make them. What programs are shown of it are files; `launch` gave the box its own, and they are
+written anew where they are, as a mount shows the file and not its name. The rest was settled when
+the box was made: the size of its disk and of /dev/shm, the CPUs that programs see, and how many
+files one may open, which to raise takes a capability that a server in a container does not have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from capsule.model import Limits
+from capsule.providers.local.views import rewrite_memory, visible_cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Adjuster:
+    launched: Limits
+    cores: int
+    view: Path
+    cgroups: Callable[[Limits], Sequence[Mapping[str, Any]]]  # as in a launch request
+
+    def adjusts(self, limits: Limits) -> bool:
+        was = self.launched
+        counted = replace(was, memory=limits.memory, cpus=limits.cpus, processes=limits.processes)
+        same_cpus = visible_cpus(limits, self.cores) == visible_cpus(was, self.cores)
+        return counted == limits and same_cpus
+
+    def apply(self, limits: Limits) -> None:
+        """Blocks. Raises OSError; then it is half done."""
+        for each in self.cgroups(limits):
+            _write_settings(Path(each["dir"]), each["set"])
+        if limits.memory != self.launched.memory:
+            rewrite_memory(self.view, limits.memory)
+
+
+def _write_settings(cgroup: Path, settings: Sequence[Sequence[str]]) -> None:
+    """Some must not exceed each other (memory, and memory with swap): which one goes first depends
+    on whether they grow. The second time all of them fit."""
+    for last in (False, True):
+        for name, value in settings:
+            try:
+                _write(cgroup / name, value)
+            except OSError:
+                if last:
+                    raise
+
+
+def _write(path: Path, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
