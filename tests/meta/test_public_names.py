@@ -5,19 +5,22 @@ from __future__ import annotations
 import capsule_sdk
 
 NAMES = """
-AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncExecStream AsyncSnapshots AsyncTemplates
-AsyncTerminal Build CapacityError Capsule CapsuleClient CapsuleError Change ConflictError Event
-ExecFailedError ExecInfo ExecResult ExecStream Exit FileInfo ForbiddenError Gap GoneError ImageInfo
-InternalError InvalidError Limits Metrics NoSpaceError NotFoundError NotSupportedError Output
-PoolInfo SandboxInfo ShelfInfo SnapshotInfo Snapshots TemplateInfo Templates Terminal TooLargeError
-Transfer UnauthenticatedError UnavailableError Unenforced Written WrongStateError
+AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncContext AsyncExecStream AsyncSnapshots
+AsyncTemplates AsyncTerminal Build CapacityError Capsule CapsuleClient CapsuleError Change
+ConflictError Context ContextInfo Event ExecFailedError ExecInfo ExecResult ExecStream Exit FileInfo
+ForbiddenError Gap GoneError ImageInfo InternalError InvalidError Limits Metrics NoSpaceError
+NotFoundError NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent
+RunFailedError RunResult SandboxInfo ShelfInfo SnapshotInfo Snapshots TemplateInfo Templates
+Terminal TooLargeError Transfer UnauthenticatedError UnavailableError Unenforced Written
+WrongStateError
 """.split()
 
 CLIENT = "aclose close connect create get list pool".split()
 SANDBOX = """
-attach batch connect_terminal delete download exec execs exists fork info keep_alive kill list_dir
-metrics mkdir move pause read_file read_file_text read_stream refresh remove reset resume run
-send_input set_timeout snapshot start stat stream upload watch write_file
+attach batch connect_terminal context contexts delete download exec execs exists fork info
+keep_alive kill list_dir metrics mkdir move pause read_file read_file_text read_stream refresh
+remove reset resume run run_code send_input set_timeout snapshot start stat stream upload watch
+write_file
 """.split()
 
 
@@ -49,3 +52,9 @@ def test_both_kinds_of_templates_have_the_same_methods() -> None:
     for cls in (capsule_sdk.Templates, capsule_sdk.AsyncTemplates):
         assert public(cls) == {"build", "delete", "get", "list"}
     assert public(capsule_sdk.Build) == public(capsule_sdk.AsyncBuild) == {"template", "wait"}
+
+
+def test_both_contexts_have_the_same_methods() -> None:
+    for cls in (capsule_sdk.Context, capsule_sdk.AsyncContext):
+        methods = "delete id interrupt language refresh restart run stream"
+        assert public(cls) == set(methods.split())

@@ -19,6 +19,7 @@ EXAMPLES = {
     "quickstart": "45\nRome\n['data.csv']\n",
     "stream": "tick 0\ntick 1\ntick 2\nexited with 0\n42\n",
     "terminal": "True\n",
+    "notebook": "13.6\n<3 rows> <table><tr><td>Rome</td>",
     "judge": "ada: correct\nbob: wrong answer\neve: too slow\nmallory: ",
     "fork": "selection ",
 }

@@ -213,6 +213,18 @@ async def test_interrupt_from_elsewhere(box: Box) -> None:
     assert texts(await box.run("1", context)) == ["1"]
 
 
+@pytest.mark.parametrize("language", ["python", "bash"])
+async def test_an_interrupt_is_never_too_early(box: Box, language: str) -> None:
+    """A run is under way as soon as it is told so, wherever its interpreter may be."""
+    context = await box.context(language)
+    code = "import time; time.sleep(60)" if language == "python" else "sleep 60"
+    for _ in range(10):
+        live = await box.start(code, context)
+        assert await box.contexts.interrupt(box.id, context)
+        events = [event async for event in live]
+        assert getattr(events[-1], "status", "") == "interrupted"
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -27,7 +27,7 @@ builtin trap "$__capsule_trap" INT
 IFS= builtin read -r __capsule_nonce <&"$__capsule_in"
 __capsule_send "{\"k\":\"ready\",\"version\":\"${BASH_VERSION%%[!0-9.]*}\",\"failed\":{}}" "$__capsule_out"
 
-while :; do
+while { builtin :; } 2>/dev/null; do
   {
     builtin trap "$__capsule_trap" INT
     IFS= builtin read -r __capsule_line <&"$__capsule_in" || builtin exit 0

@@ -425,8 +425,8 @@ class Kernel:
         builtins.input = no_input
 
     def serve(self):
-        self.hello(json.loads(self.wire.requests.readline()))
         signal.signal(signal.SIGINT, self.wire.interrupt)
+        self.hello(json.loads(self.wire.requests.readline()))
         for line in self.wire.requests:
             try:
                 request = json.loads(line)
@@ -466,6 +466,7 @@ class Kernel:
         self.wire.pending, self.wire.running = False, True
         status = "ok"
         try:
+            self.wire.send({"k": "begin", "run": self.run})  # from here on no interrupt is lost
             value = self.evaluate(code)
             if value is not None:
                 self.names["_"] = value

@@ -130,7 +130,10 @@ class Contexts:
             return False
         async with visit as link:
             if context.talk is not None:
-                await context.talk.stream.signal("INT")
+                if not context.running:  # but lost, and to be waited for
+                    await context.talk.stream.signal("INT")
+                    return True
+                await context.talk.interrupt(context.record.run)
                 if context.record.kernel in wire.PRESSED:
                     self._tasks.spawn(_press(context, context.record.run), f"interrupt {name}")
                 return True
@@ -456,7 +459,7 @@ async def _press(context: Context, run: int) -> None:
         await asyncio.sleep(wire.PRESS)
         if context.talk is None or not context.running or context.record.run != run:
             return
-        await context.talk.stream.signal("INT")
+        await context.talk.interrupt(run)
 
 
 async def _kill(link: AgentLink, context: Context, reason: str) -> None:

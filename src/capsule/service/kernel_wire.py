@@ -35,6 +35,12 @@ class Ready(msgspec.Struct, tag_field="k", tag="ready", frozen=True):
     failed: msgspec.Raw = NOTHING  # imports, and what went wrong: {"name": "text"}
 
 
+class Begun(msgspec.Struct, tag_field="k", tag="begin", frozen=True):
+    """Python only: an interrupt before this would be one too early, and do nothing."""
+
+    run: int
+
+
 class Shown(msgspec.Struct, tag_field="k", tag="result", frozen=True, kw_only=True):
     """A value in every form that it offers; `main`: the last expression's."""
 
@@ -76,7 +82,7 @@ class Dropped(msgspec.Struct, tag_field="k", tag="", frozen=True):
     """A message that was too large, not understood, or cut."""
 
 
-Message = Ready | Shown | Raised | Ended | Synced
+Message = Ready | Begun | Shown | Raised | Ended | Synced
 Said = bytes | Message | Dropped
 
 _decode = msgspec.json.Decoder(Message).decode

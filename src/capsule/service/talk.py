@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from capsule.link.exec_stream import ExecStream, Gap
 from capsule.model import Exit, Reason, Stream
 from capsule.service import kernel_wire as wire
-from capsule.service.kernel_wire import Dropped, Ended, Raised, Said, Shown, Splitter, Synced
+from capsule.service.kernel_wire import (
+    Begun,
+    Dropped,
+    Ended,
+    Raised,
+    Said,
+    Shown,
+    Splitter,
+    Synced,
+)
 from capsule.service.live_run import LiveRun, Tally, Text
 
 GRACE = 3.0
@@ -28,6 +37,8 @@ class Talk:
         self.kernel = kernel
         self.lost_bytes = 0
         self.gaps = 0
+        self.begun = 0  # the run that an interrupt would hit
+        self._due = 0  # the run that is to be interrupted once it has begun
         self._splitters = {each: Splitter(nonce) for each in (Stream.STDOUT, Stream.STDERR)}
 
     async def hear(self) -> Iterable[Heard] | None:
@@ -47,6 +58,17 @@ class Talk:
         else:
             said = splitter.feed(item.data)
         return [(item.stream, each) for each in said]
+
+    async def interrupt(self, run: int) -> None:
+        """As Ctrl-C would. A run that has not begun is interrupted when it does."""
+        self._due = run
+        if self.kernel in wire.PRESSED or self.begun == run:
+            await self.interrupt_if_due(run)
+
+    async def interrupt_if_due(self, run: int) -> None:
+        if self._due == run:
+            self._due = 0
+            await self.stream.signal("INT")
 
     def rest(self) -> Iterable[Heard]:
         """What was held back, as it might have become a message."""
@@ -124,6 +146,8 @@ class Conversation:
                     self._take(talk.rest())
                     return outcome
                 self._take(heard)
+                if talk.begun == self._live.run:
+                    await talk.interrupt_if_due(talk.begun)
                 await self._ask_after_gap()
         finally:
             await _settled(sending)
@@ -158,7 +182,7 @@ class Conversation:
         pressed = self._talk.kernel in wire.PRESSED
         kill_at = self._outcome.kill_at
         self._deadline = min(again, kill_at) if pressed else kill_at
-        await self._talk.stream.signal("INT")
+        await self._talk.interrupt(self._live.run)
 
     def _take(self, heard: Iterable[Heard]) -> None:
         for stream, said in heard:
@@ -170,6 +194,8 @@ class Conversation:
                         self._live.put(said, size)
                 case Raised():
                     self._live.put(said)
+                case Begun(run=self._live.run):
+                    self._talk.begun = said.run
                 case Dropped():
                     self.tally.dropped += 1
                 case Ended(run=self._live.run):

@@ -8,7 +8,9 @@ with client.create("python") as capsule:
 """
 
 from ._client import AsyncCapsuleClient, CapsuleClient
+from ._contexts import AsyncContext, Context
 from ._exec import AsyncExecStream, ExecStream
+from ._runs import ContextInfo, Printed, Result, RunEnd, RunError, RunEvent, RunResult
 from ._sandbox import AsyncCapsule, Capsule
 from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncBuild, AsyncTemplates, Build, Templates
@@ -24,6 +26,7 @@ from .errors import (
     NoSpaceError,
     NotFoundError,
     NotSupportedError,
+    RunFailedError,
     TooLargeError,
     UnauthenticatedError,
     UnavailableError,
@@ -58,6 +61,7 @@ __all__ = [
     "AsyncBuild",
     "AsyncCapsule",
     "AsyncCapsuleClient",
+    "AsyncContext",
     "AsyncExecStream",
     "AsyncSnapshots",
     "AsyncTemplates",
@@ -69,6 +73,8 @@ __all__ = [
     "CapsuleError",
     "Change",
     "ConflictError",
+    "Context",
+    "ContextInfo",
     "Event",
     "ExecFailedError",
     "ExecInfo",
@@ -89,6 +95,13 @@ __all__ = [
     "NotSupportedError",
     "Output",
     "PoolInfo",
+    "Printed",
+    "Result",
+    "RunEnd",
+    "RunError",
+    "RunEvent",
+    "RunFailedError",
+    "RunResult",
     "SandboxInfo",
     "ShelfInfo",
     "SnapshotInfo",

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from . import _contexts
 from ._arguments import millis, whole, wrong
+from ._contexts import AsyncContext, Context, ContextOptions, RunOptions
 from ._drivers import AsyncDriver, SyncDriver
 from ._exec import AsyncExecStream, ExecOptions, ExecStream, exec_params, input_params
 from ._files import FileMethods
 from ._flow import Flow, method
 from ._follow import Follower
 from ._rpc import new_key
+from ._runs import ContextInfo, RunResult
 from .errors import CapsuleError, GoneError, InvalidError, NotFoundError
 from .terminal import AsyncTerminal, Terminal
 from .values import ExecInfo, ExecResult, Metrics, SandboxInfo, SnapshotInfo
@@ -65,6 +68,19 @@ class SandboxMethods(FileMethods):
         return ExecResult.from_json(
             (yield from self._rpc(name, params, timeout=patience, arguments=given))
         )
+
+    @method
+    def run_code(
+        self, code: str, *, language: str | None = None, **options: Unpack[RunOptions]
+    ) -> Flow[RunResult]:
+        """Run code in the default context of a language, whose variables live on from call to
+        call; see `context` for one of your own."""
+        call = _contexts.run(self._driver, self.id, code, options, language=language)
+        return (yield from call)
+
+    def _list_contexts(self) -> Flow[list[ContextInfo]]:
+        body = yield from _contexts.ask(self._driver, "list", {"id": self.id})
+        return [ContextInfo.from_json(each) for each in body["contexts"]]
 
     @method
     def batch(
@@ -247,6 +263,16 @@ class Capsule(SandboxMethods):
         """So many sandboxes with the same files, all of them or none. Programs are not copied."""
         return [Capsule(self._driver, info) for info in self._driver.run(self._fork(count))]
 
+    def context(self, language: str | None = None, **options: Unpack[ContextOptions]) -> Context:
+        """A live interpreter of its own; `with` ends it at the end."""
+        made = self._driver.run(_contexts.create(self._driver, self.id, language, options))
+        return Context(self._driver, self.id, made)
+
+    def contexts(self) -> list[Context]:
+        """Every context of this sandbox, oldest first."""
+        found = self._driver.run(self._list_contexts())
+        return [Context(self._driver, self.id, info) for info in found]
+
     def connect_terminal(self, *, name: str = "main", rows: int = 24, cols: int = 80) -> Terminal:
         """A shell in the sandbox; the same `name` leads back to the same shell."""
         return Terminal.open(self._driver.target, self.id, name=name, rows=rows, cols=cols)
@@ -311,6 +337,18 @@ class AsyncCapsule(SandboxMethods):
         """So many sandboxes with the same files, all of them or none. Programs are not copied."""
         found = await self._driver.run(self._fork(count))
         return [AsyncCapsule(self._driver, info) for info in found]
+
+    async def context(
+        self, language: str | None = None, **options: Unpack[ContextOptions]
+    ) -> AsyncContext:
+        """A live interpreter of its own; `async with` ends it at the end."""
+        made = await self._driver.run(_contexts.create(self._driver, self.id, language, options))
+        return AsyncContext(self._driver, self.id, made)
+
+    async def contexts(self) -> list[AsyncContext]:
+        """Every context of this sandbox, oldest first."""
+        found = await self._driver.run(self._list_contexts())
+        return [AsyncContext(self._driver, self.id, info) for info in found]
 
     async def connect_terminal(
         self, *, name: str = "main", rows: int = 24, cols: int = 80

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._runs import RunResult
     from .values import Exit
 
 
@@ -109,6 +110,19 @@ class ExecFailedError(CapsuleError):
 
     def __reduce__(self) -> Any:
         # A process pool hands exceptions over as pickles, which know nothing of keywords.
+        return functools.partial(type(self), result=self.result), self.args, self.__dict__
+
+
+class RunFailedError(CapsuleError):
+    """A run in a context did not end well, and somebody asked with `check`."""
+
+    code = "run_failed"
+
+    def __init__(self, message: str, *, result: RunResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+    def __reduce__(self) -> Any:
         return functools.partial(type(self), result=self.result), self.args, self.__dict__
 
 
