@@ -9,10 +9,10 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import uvloop
@@ -98,28 +98,31 @@ class Http(Rival):
     def round(self, count: int) -> None:
         for _ in range(count):
             with clock(self._create):
-                sandbox = self._call("create", template=TEMPLATE)
+                sandbox = rpc(self._client, "create", template=TEMPLATE)
             for _ in range(3):
                 with clock(self._exec):
-                    self._call("exec", id=sandbox["id"], cmd=["true"])
+                    rpc(self._client, "exec", id=sandbox["id"], cmd=["true"])
             with clock(self._health):
                 self._client.get("/health")
             with clock(self._delete):
-                self._call("delete", id=sandbox["id"])
-
-    def _call(self, verb: str, **params: Any) -> Any:
-        body = {"jsonrpc": "2.0", "id": 1, "method": f"sandbox.v1.{verb}", "params": params}
-        told = json.loads(self._client.post("/rpc", json=body).content)
-        if "error" in told:
-            raise SystemExit(f"bench: {verb} failed: {told['error']}")
-        return told["result"]
+                rpc(self._client, "delete", id=sandbox["id"])
 
     def close(self) -> None:
         self._client.close()
 
 
+def rpc(client: httpx.Client, verb: str, **params: Any) -> Any:
+    body = {"jsonrpc": "2.0", "id": 1, "method": f"sandbox.v1.{verb}", "params": params}
+    told = json.loads(client.post("/rpc", json=body).content)
+    if "error" in told:
+        raise SystemExit(f"bench: {verb} failed: {told['error']}")
+    return told["result"]
+
+
 class Inside(Rival):
     """The service in this process, without HTTP: what is left of the above is the way there."""
+
+    settings: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self) -> None:
         self._create = Measure("Capsule inside: service.create", "create")
@@ -135,6 +138,7 @@ class Inside(Rival):
             run_dir=self._base / "run",
             drain="delete",
             log_level="warning",
+            **self.settings,
         )
         configure_logging(config)
         self._open = open_service(config)

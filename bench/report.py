@@ -15,7 +15,7 @@ from bench.stats import Measure
 
 RUNTIMES = ("runc", "runsc")
 GROUPS = (
-    *("create", "exec", "run", "delete", "one-shot", "scale"),
+    *("create", "warm", "exec", "run", "delete", "one-shot", "scale"),
     *(f"{what} on {runtime}" for runtime in RUNTIMES for what in ("create", "exec", "delete")),
 )
 OURS = "Capsule"

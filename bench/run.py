@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench import capsule, report
 from bench.contained import Contained
+from bench.pool import Warm, WarmInside
 from bench.rivals import Bubblewrap, Echo, Local, Raw, Rival, Runc
 from bench.server import capsule_server, echo_server
 from bench.stats import Measure
@@ -59,6 +60,8 @@ def alternate(url: str, echo: str, *, rounds: int, deadline: float) -> list[Meas
         capsule.Sdk(url),
         capsule.Http(url),
         capsule.Inside(),
+        Warm(),
+        WarmInside(),
         Raw(),
         Local(),
         Echo(echo),

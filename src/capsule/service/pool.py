@@ -44,6 +44,7 @@ PATIENCE = 0.5  # a box that does not answer within this is not handed out
 CHECK_EVERY = 5.0
 CHECKS_AT_ONCE = 16
 STOCKING = 2  # launches for shelves at the same time
+FILL_AFTER = 0.01
 MAX_SHELVES = 64
 RETRY_AFTER = 5.0
 
@@ -89,6 +90,7 @@ class Pool:
         self._budget = _memory() // 8 if config.pool_memory is None else config.pool_memory
         self._held: set[SandboxId] = set()  # boxes that are ours, and no sandbox's
         self._stocking = 0
+        self._filling: asyncio.TimerHandle | None = None
         self._open = False
         self._tasks = Tasks()
         self._discards = Tasks()
@@ -107,6 +109,7 @@ class Pool:
     async def aclose(self) -> None:
         """Idempotent. No box of the pool is left, as far as its provider lets go of them."""
         self._open = False
+        self._fill()  # which begins nothing any more
         await self._tasks.aclose()
         for kind in list(self._shelves):
             self._drop(kind)
@@ -161,7 +164,7 @@ class Pool:
         if (shelf := self._shelf(wish)) is not None:
             shelf.hits += 1
         self.obtained[Started.WARM] += 1
-        self._fill()
+        self._fill_soon()
         return Obtained(box, Started.WARM)
 
     async def _ready(self, wish: Wish) -> Box | None:
@@ -273,8 +276,17 @@ class Pool:
             if self._config.pool_min > 0 and template and known and kind not in self._shelves:
                 self._add(kind, self._plain(template, kind.runtime))
 
+    def _fill_soon(self) -> None:
+        """Whoever was just served gets on first: a launch takes a core from its answer."""
+        if self._filling is None:
+            loop = asyncio.get_running_loop()
+            self._filling = loop.call_later(FILL_AFTER, self._fill)
+
     def _fill(self) -> None:
         """Begin what is due. Called whenever something was taken, or room was made."""
+        if self._filling is not None:
+            self._filling.cancel()
+            self._filling = None
         for shelf in sorted(self._shelves.values(), key=_filled):
             while self._open and self._may_stock(shelf):
                 place = self._line(shelf.kind.provider).try_take()
