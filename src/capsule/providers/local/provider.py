@@ -375,7 +375,7 @@ class Engine:
 
 
 class LocalBox(Box):
-    idle_memory = MIB  # measured: bench/capsule.py, "memory of an idle sandbox"
+    idle_memory = MIB  # measured: see docs/pools.md
 
     def __init__(
         self,
