@@ -15,7 +15,7 @@ export VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-docker check fmt bench wheel agent agent-asan docs pins clean
+.PHONY: help setup run test test-docker check fmt bench endure wheel agent agent-asan docs pins clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -45,6 +45,9 @@ fmt: $(DEV_STAMP)  ## format, and fix what can be fixed
 
 bench: $(DEV_STAMP) $(AGENT)  ## measure, print a table, write bench/results/
 	@$(PY) -m bench.run $(ARGS)
+
+endure: $(DEV_STAMP) $(AGENT)  ## 1,000 sandboxes in a row, and what grows; ARGS="--count 10000"
+	@$(PY) -m bench.endure $(ARGS)
 
 wheel: $(DEV_STAMP)  ## self-contained wheels for x86-64 and arm64, and the sdist, in dist/
 	@scripts/wheel

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -35,8 +36,21 @@ def free_port() -> int:
         return port
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    url: str
+    pid: int
+    base: Path  # of its data and run directory
+
+
 @contextmanager
 def capsule_server(max_sandboxes: int, **settings: str) -> Iterator[str]:
+    with serving(max_sandboxes, **settings) as server:
+        yield server.url
+
+
+@contextmanager
+def serving(max_sandboxes: int, **settings: str) -> Iterator[Serving]:
     """A server of our own on a free port, with its own directories; nothing of it is left."""
     # Short, because Unix sockets are bound below it.
     base = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
@@ -53,8 +67,9 @@ def capsule_server(max_sandboxes: int, **settings: str) -> Iterator[str]:
         **settings,
     }
     command = [sys.executable, "-c", "from capsule.cli.main import main; main()", "serve"]
-    with _running(command, env, f"http://127.0.0.1:{port}", "/health"):
-        yield f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{port}"
+    with _running(command, env, url, "/health") as pid:
+        yield Serving(url, pid, base)
     shutil.rmtree(base, ignore_errors=True)
 
 
@@ -67,11 +82,11 @@ def echo_server() -> Iterator[str]:
 
 
 @contextmanager
-def _running(command: list[str], env: dict[str, str], url: str, path: str) -> Iterator[None]:
+def _running(command: list[str], env: dict[str, str], url: str, path: str) -> Iterator[int]:
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
     try:
         _wait_until_it_answers(process, url + path)
-        yield
+        yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -18,7 +18,7 @@ from capsule.errors import ConflictError, NoSpaceError, UnavailableError
 from capsule.model import Isolation, Limits, SandboxId, State, Unenforced
 from capsule.service.carry import Session
 from capsule.service.entry import Record
-from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore
+from capsule.service.store import CREATE, KEEP_CLAIMS, TRIM_AFTER, Claim, SqliteStore
 from tests.support import ROOT
 
 PYTHON = load_catalog(None)["python"]
@@ -192,6 +192,26 @@ async def test_maintenance_keeps_the_log_small(store: SqliteStore) -> None:
     for n in range(100):
         await store.save(record(str(n)))
     assert log.stat().st_size <= size, "it is written from its beginning again"
+
+
+async def test_the_log_stays_small_while_much_is_written(store: SqliteStore) -> None:
+    log, done = store._path.with_name("capsule.db-wal"), False
+
+    async def trim() -> None:
+        while not done:
+            await store.trim()
+            await asyncio.sleep(0)
+
+    trimming = asyncio.create_task(trim())
+    sizes = []
+    for n in range(30 * TRIM_AFTER):
+        await store.save(record(str(n % 10)))
+        await asyncio.sleep(0)
+        sizes.append(log.stat().st_size)
+    done = True
+    await trimming
+    assert max(sizes) > 100_000, "it was written at all"
+    assert max(sizes) < 10 * max(sizes[:TRIM_AFTER]), "and does not grow with what was written"
 
 
 _WRITER = """

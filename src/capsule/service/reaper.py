@@ -4,6 +4,7 @@
                       ├─ expire   every second: TTL, idle timeout (some are paused then, not ended),
                       │           what could not be removed before
                       ├─ pulse    every half second: boxes that have not answered for a while
+                      ├─ trim     every second: the store's log, when much was written
                       └─ tidy     every minute: orphans, records not removed yet, the store;
                                   what could not be removed when it should have been, sooner
 
@@ -57,6 +58,7 @@ class Reaper:
         async with asyncio.TaskGroup() as group:
             group.create_task(_forever(self.expire, 1.0))
             group.create_task(_forever(self._pulse.round, 0.5))
+            group.create_task(_forever(self._parts.store.trim, 1.0))
             group.create_task(_forever(self.tidy, TIDY_EVERY))
 
     async def expire(self) -> None:

@@ -32,6 +32,8 @@ from capsule.service.entry import Record
 PATIENCE = 2.0
 KEEP_CLAIMS = 24 * 3600.0
 MAX_CLAIMS = 10_000  # per sandbox; the oldest are forgotten first
+TRIM_AFTER = 256  # changes, about 4 MiB of log
+CHECKPOINTS = (*["PASSIVE"] * 4, "TRUNCATE")
 
 CREATE = "create"  # the scope of keys given to create; those of an exec have the sandbox's id
 
@@ -97,6 +99,9 @@ class Store(Protocol):
     async def maintain(self, now: float) -> None:
         """Housekeeping: forget old claims, keep files small. Called once a minute or so."""
 
+    async def trim(self) -> None:
+        """Keep files small while much is written. Called every second, and mostly does nothing."""
+
 
 _SCHEMA = """
 CREATE TABLE sandboxes (
@@ -130,6 +135,7 @@ class SqliteStore:
         self._path = path
         self._db: sqlite3.Connection | None = None
         self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
+        self._used = 0  # since the last checkpoint
 
     async def open(self) -> None:
         await asyncio.to_thread(self._open)
@@ -155,6 +161,7 @@ class SqliteStore:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("PRAGMA journal_size_limit = 0")  # a log that is begun again is cut off first
         return db
 
     async def aclose(self) -> None:
@@ -277,17 +284,31 @@ class SqliteStore:
         await self._try(lambda db: _forget_claims(db, now))
         await asyncio.to_thread(self._checkpoint)
 
+    async def trim(self) -> None:
+        if self._used >= TRIM_AFTER:
+            await asyncio.to_thread(self._checkpoint)
+
     def _checkpoint(self) -> None:
-        # Its own connection: PASSIVE never waits for the loop's, nor keeps it waiting.
+        # Its own connection: PASSIVE never waits for the loop's, nor keeps it waiting. The log
+        # begins anew only when all of it was taken in, so it is tried until nothing came in
+        # between; where that does not end, writers have to wait for once.
+        self._used = 0
+        before = -1
         with _translated(self._path):
             db = self._connect()
+            db.execute("PRAGMA busy_timeout = 200")  # for TRUNCATE, between two writes
             try:
-                db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                for mode in CHECKPOINTS:
+                    _, written, _ = db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+                    if written == before:
+                        break
+                    before = written
             finally:
                 db.close()
 
     async def _try(self, work: Callable[[sqlite3.Connection], T]) -> T:
         give_up = time.monotonic() + PATIENCE
+        self._used += 1
         while True:
             if self._db is None:
                 raise UnavailableError("the store is closed")
