@@ -137,7 +137,7 @@ bool layers_make_dirs(int disk, bool outside, struct fault *f);
 bool layers_mount(struct fault *f); /* by pid 1 */
 
 /* save.c: the worker that reads all that a box has written */
-void save_main(int disk, int conn, bool full) __attribute__((noreturn));
+void save_main(int disk, int conn, bool full, double unchanged_since) __attribute__((noreturn));
 
 /* rootfs.c: the new root, made by pid 1 */
 bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);

@@ -61,21 +61,32 @@ static void begin_save(struct conn *c) {
     if (pipe2(p, O_CLOEXEC)) return conn_error(c, NULL, errno, "save", NULL);
     conn_flush(c); /* our HELLO, before the worker writes */
     int fds[3] = {keeper.disk_fd, c->fd, p[1]};
-    bool told = ctl_tell(&(struct ctl){.command = C_SPAWN, .kind = K_SAVE, .port = c->ticket}, fds, 3);
+    bool told = ctl_tell(&(struct ctl){.command = C_SPAWN, .kind = K_SAVE, .port = c->ticket, .cpu_ms = c->since}, fds, 3);
     close(p[1]);
     keeper.saving = p[0];
     if (told) c->dead = true; /* our copy; the worker has its own */
     else conn_error(c, "limit", errno, "save", NULL);
 }
 
+static struct conn *waiting(int role) {
+    struct conn *c = keeper.conns;
+    while (c && ((int)c->role != role || c->closing || c->dead)) c = c->next;
+    return c;
+}
+
+/* Who came while it was saved: the next who wants it saved, or who wants it to go on. */
 void save_ended(void) {
+    struct conn *c;
     drop_fd(&keeper.saving);
-    if (keeper.brief) let_go();
+    if ((c = waiting(ROLE_SAVE)) && keeper.frozen) return begin_save(c);
+    if (keeper.brief || waiting(ROLE_THAW)) let_go();
+    while ((c = waiting(ROLE_THAW))) conn_reply(c);
 }
 
 static void answer(bool ok) {
     for (struct conn *c = keeper.conns; c; c = c->next) {
         if ((c->role != ROLE_FREEZE && c->role != ROLE_SAVE) || c->closing || c->dead) continue;
+        if (ok && c->role == ROLE_SAVE && keeper.saving >= 0) continue; /* its turn comes */
         if (ok && c->role == ROLE_SAVE) begin_save(c);
         else if (ok) conn_reply(c);
         else conn_error(c, "busy", 0, "freeze", "not every process of the box could be stopped");
@@ -101,9 +112,10 @@ void freeze_request(struct conn *c) {
 /* Of a paused box, which stays so, or of one that is stopped for it. */
 void save_request(struct conn *c, const struct json *request) {
     if (!box.namespaces || keeper.disk_fd < 0) return conn_error(c, "unsupported", 0, "save", "a box without a disk of its own cannot be saved");
-    if (keeper.saving >= 0 || keeper.freeze_look > 0) return conn_error(c, "busy", 0, "save", "the box is being saved or paused already");
     c->role = ROLE_SAVE;
     c->ticket = json_bool(request, "full", false);
+    c->since = json_num(request, "since", 0);
+    if (keeper.saving >= 0 || keeper.freeze_look > 0) return; /* its turn comes */
     if (keeper.frozen) return begin_save(c);
     keeper.brief = true;
     ask_freeze();
@@ -137,7 +149,8 @@ void freeze_heard(const struct ctl *m) {
 }
 
 void thaw_request(struct conn *c) {
-    if (keeper.saving >= 0) return conn_error(c, "busy", 0, "thaw", "the box is being saved");
+    c->role = ROLE_THAW;
+    if (keeper.saving >= 0) return; /* when that is done */
     if (keeper.frozen) {
         let_go();
         answer(false);

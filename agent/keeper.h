@@ -39,7 +39,7 @@ struct conn {
     struct header h;
     char *payload; size_t got;
     bool greeted, asked, closing, dead, full; /* full: the socket takes no more just now */
-    enum { ROLE_NONE, ROLE_EXEC, ROLE_KILL, ROLE_INPUT, ROLE_LISTEN, ROLE_DIAL, ROLE_USAGE, ROLE_FREEZE, ROLE_SAVE, ROLE_SHUTDOWN } role;
+    enum { ROLE_NONE, ROLE_EXEC, ROLE_KILL, ROLE_INPUT, ROLE_LISTEN, ROLE_DIAL, ROLE_USAGE, ROLE_FREEZE, ROLE_SAVE, ROLE_THAW, ROLE_SHUTDOWN } role;
     struct exec *exec;            /* ROLE_EXEC, ROLE_KILL, ROLE_INPUT */
     bool begun, may_input, was_running;
     bool more;                    /* output waits, and it is the others' turn */
@@ -48,6 +48,7 @@ struct conn {
     uint32_t ticket;              /* for answers of pid 1 */
     int listener, peer; int port; /* ROLE_LISTEN, ROLE_DIAL */
     bool connecting;
+    double since;                 /* ROLE_SAVE */
 };
 
 struct keeper {

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/xattr.h>
+#include <time.h>
 
 #define CHUNK (256u << 10)
 #define DEEPEST 200
@@ -20,7 +21,8 @@ static int conn;
 static bool upper; /* what is read is the upper folder of an overlay */
 static char out[CHUNK], data[CHUNK];
 static size_t filled;
-static uint64_t sent, files, bytes, left_out;
+static uint64_t sent, files, bytes, left_out, changed;
+static double since; /* what has not changed since then is told, but not its content */
 static struct buf path;
 static struct first *firsts;
 static size_t nfirsts, room;
@@ -113,9 +115,14 @@ static void put_content(int fd, off_t size) {
     put_number(0, 4);
 }
 
+static bool is_changed(const struct stat *st) {
+    return (double)st->st_ctim.tv_sec + (double)st->st_ctim.tv_nsec / 1e9 >= since;
+}
+
 static void put_file(int dir, const char *name, const struct stat *st) {
     const char *first = st->st_nlink > 1 ? known_as(st->st_ino) : NULL;
     if (first) return put_entry('h', st, first, strlen(first));
+    if (!is_changed(st)) return put_entry('u', st, "", 0);
     cleanup_fd int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) give_up(errno, NULL, NULL);
     put_entry('f', st, "", 0);
@@ -142,6 +149,7 @@ static void put_one(int dir, const char *name, int depth) {
     char target[PATH_MAX];
     if (path.n > PATH_MAX - 1) give_up(0, "too_large", "a path is longer than 4095 bytes");
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW)) give_up(errno, NULL, NULL);
+    changed += is_changed(&st);
     if (S_ISDIR(st.st_mode)) return enter_folder(dir, name, &st, depth);
     if (S_ISREG(st.st_mode)) return put_file(dir, name, &st);
     ssize_t n = S_ISLNK(st.st_mode) ? readlinkat(dir, name, target, sizeof target) : -1;
@@ -180,11 +188,15 @@ static void put_root(int disk, const struct json *m, bool full) {
     }
     path.n = 0;
     buf_add(&path, from, strlen(from));
+    changed += is_changed(&st);
     if (S_ISDIR(st.st_mode)) enter_folder(dir, at, &st, 0);
 }
 
-void save_main(int disk, int conn_fd, bool full) {
+void save_main(int disk, int conn_fd, bool full, double unchanged_since) {
     struct timeval patience = {60, 0};
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME_COARSE, &at); /* the clock of files: whatever changes later is not older */
+    since = unchanged_since;
     struct buf b = {0};
     conn = conn_fd;
     set_nonblocking(conn, false);
@@ -198,8 +210,8 @@ void save_main(int disk, int conn_fd, bool full) {
         if (type && !strcmp(type, "disk")) put_root(disk, m, full);
     }
     flush_out();
-    buf_printf(&b, "{\"files\":%llu,\"bytes\":%llu,\"left_out\":%llu}", (unsigned long long)files, (unsigned long long)bytes,
-               (unsigned long long)left_out);
+    buf_printf(&b, "{\"files\":%llu,\"bytes\":%llu,\"left_out\":%llu,\"changed\":%llu,\"at\":%lld.%09ld}", (unsigned long long)files,
+               (unsigned long long)bytes, (unsigned long long)left_out, (unsigned long long)changed, (long long)at.tv_sec, at.tv_nsec);
     frame_json(conn, F_REPLY, &b);
     _exit(0);
 }

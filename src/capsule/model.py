@@ -117,6 +117,20 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """The files of a sandbox after one exec. 0 is how it began."""
+
+    number: int
+    layers: tuple[Layer, ...]
+    created: float  # wall clock
+    exec_id: str = ""
+    cmd: str = ""  # what was run, for people
+    copied: int = 0  # bytes that this step has and the one before has not
+    box_id: str = ""  # whose files they are
+    at: float = 0.0  # when, by the clock of its files
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """All a provider needs to launch a box. Environments are no part of it: each exec has one."""
 

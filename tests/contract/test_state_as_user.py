@@ -14,7 +14,7 @@ from tests.support.users import User
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.serial]
 
-FILES = ("tests/unit/test_pause_real.py", "tests/unit/test_snapshots_real.py")
+FILES = tuple(f"tests/unit/test_{name}_real.py" for name in ("pause", "snapshots", "steps"))
 
 
 @pytest.mark.timeout(300)

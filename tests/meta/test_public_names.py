@@ -7,20 +7,21 @@ import capsule_sdk
 NAMES = """
 AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncContext AsyncExecStream AsyncSnapshots
 AsyncTemplates AsyncTerminal Build CapacityError Capsule CapsuleClient CapsuleError Change
-ConflictError Context ContextInfo Event ExecFailedError ExecInfo ExecResult ExecStream Exit FileInfo
-ForbiddenError Gap GoneError ImageInfo InternalError InvalidError Limits Metrics NoSpaceError
-NotFoundError NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent
-RunFailedError RunResult SandboxInfo ShelfInfo SnapshotInfo Snapshots TemplateInfo Templates
+ConflictError Context ContextInfo Event ExecFailedError ExecInfo ExecResult ExecStream Exit
+FileChange FileInfo ForbiddenError Gap GoneError ImageInfo InternalError InvalidError Limits Metrics
+NoSpaceError NotFoundError NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent
+RunFailedError RunResult SandboxInfo ShelfInfo SnapshotInfo Snapshots StepInfo TemplateInfo
+Templates
 Terminal TooLargeError Transfer UnauthenticatedError UnavailableError Unenforced Written
 WrongStateError
 """.split()
 
 CLIENT = "aclose close connect create get list pool".split()
 SANDBOX = """
-attach batch connect_terminal context contexts delete download exec execs exists fork info
+attach batch connect_terminal context contexts delete diff download exec execs exists fork info
 keep_alive kill list_dir metrics mkdir move pause read_file read_file_text read_stream refresh
-remove reset resume run run_code send_input set_timeout snapshot start stat stream upload watch
-write_file
+remove reset resume run run_code send_input set_timeout snapshot start stat steps stream undo upload
+watch write_file
 """.split()
 
 

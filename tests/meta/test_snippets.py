@@ -22,6 +22,7 @@ EXAMPLES = {
     "notebook": "13.6\n<3 rows> <table><tr><td>Rome</td>",
     "judge": "ada: correct\nbob: wrong answer\neve: too slow\nmallory: ",
     "fork": "selection ",
+    "undo": "0 as it began\n1 /bin/bash -c mkdir report",
 }
 
 

@@ -166,3 +166,14 @@ async def test_a_keeper_that_is_killed_leaves_nothing_frozen_behind(folder: Path
         os.kill(keeper(folder, id), signal.SIGKILL)
         await service.delete(id)
         assert boxes(folder) == []
+
+
+async def test_snapshots_pauses_and_resumes_come_one_after_the_other(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest("bash"))).id
+        for n in range(8):
+            await service.snapshots.make(id, f"a{n}", {})
+            await service.snapshots.make(id, f"b{n}", {})
+            await service.pause(id)
+            await service.resume(id)
+        assert (await service.exec(id, sh("echo here"))).stdout == b"here\n"

@@ -15,7 +15,7 @@ from capsule.service import CreateRequest, ExecCall, ExecResult, Service
 from tests.support import eventually
 from tests.unit.test_service_real import boxes, folder, serving
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 __all__ = ["folder"]
 
 

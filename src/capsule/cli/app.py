@@ -10,7 +10,7 @@ import typer
 
 from capsule.cli import options as o
 from capsule.cli import show
-from capsule.cli.snapshot_commands import fork, snapshot
+from capsule.cli.snapshot_commands import diff, fork, snapshot, steps, undo
 
 app = typer.Typer(
     name="capsule",
@@ -23,7 +23,8 @@ app = typer.Typer(
 template = typer.Typer(no_args_is_help=True, help="What sandboxes start from.")
 app.add_typer(template, name="template")
 app.add_typer(snapshot, name="snapshot")
-app.command()(fork)
+for command in (fork, steps, diff, undo):
+    app.command()(command)
 
 
 def _version(asked: bool) -> None:
@@ -139,6 +140,9 @@ def create(
     snapshot: Annotated[
         str | None, typer.Option(help="Begin from the files of this snapshot.")
     ] = None,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Leave a restore point after each exec.")
+    ] = False,
     on_timeout: Annotated[
         str | None, typer.Option(help="At the end of its time: delete (default) or pause.")
     ] = None,
@@ -167,6 +171,7 @@ def create(
             "env": o.pairs(env),
             "metadata": o.pairs(metadata, option="--metadata"),
             "snapshot": snapshot,
+            "checkpoint": "each" if checkpoint else None,
             "on_timeout": on_timeout,
             "auto_resume": auto_resume or None,
         },

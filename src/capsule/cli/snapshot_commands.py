@@ -1,4 +1,4 @@
-"""`capsule snapshot …` and `capsule fork`, with their options."""
+"""`capsule snapshot …`, `fork`, `steps`, `diff` and `undo`, with their options."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def snapshot_rm(
 def fork(
     id: o.SandboxId,
     count: Annotated[int, typer.Option("--count", "-n", help="How many, up to 20.")] = 1,
+    at: Annotated[int | None, typer.Option(help="From the files of this step.")] = None,
     url: o.Url = None,
     api_key: o.ApiKey = None,
     json: o.Json = False,
@@ -66,4 +67,43 @@ def fork(
     from capsule.cli import snapshots
     from capsule.cli.remote import Server
 
-    return snapshots.fork(Server(url, api_key), id, count, as_json=json)
+    return snapshots.fork(Server(url, api_key), id, count, at, as_json=json)
+
+
+def steps(
+    id: o.SandboxId, url: o.Url = None, api_key: o.ApiKey = None, json: o.Json = False
+) -> int:
+    """List the restore points of a sandbox that was created with --checkpoint."""
+    from capsule.cli import snapshots
+    from capsule.cli.remote import Server
+
+    return snapshots.steps(Server(url, api_key), id, as_json=json)
+
+
+def diff(
+    id: o.SandboxId,
+    old: Annotated[int, typer.Argument(metavar="FROM", help="A step.")],
+    new: Annotated[int | None, typer.Argument(metavar="[TO]", help="Default: the last.")] = None,
+    url: o.Url = None,
+    api_key: o.ApiKey = None,
+    json: o.Json = False,
+) -> int:
+    """What changed between two steps: A added, M modified, D removed."""
+    from capsule.cli import snapshots
+    from capsule.cli.remote import Server
+
+    return snapshots.diff(Server(url, api_key), id, old, new, as_json=json)
+
+
+def undo(
+    id: o.SandboxId,
+    to: Annotated[int, typer.Argument(metavar="STEP", help="Where to go back to.")],
+    url: o.Url = None,
+    api_key: o.ApiKey = None,
+    json: o.Json = False,
+) -> int:
+    """Go back to the files of a step. Programs are ended, later steps forgotten."""
+    from capsule.cli import snapshots
+    from capsule.cli.remote import Server
+
+    return snapshots.undo(Server(url, api_key), id, to, as_json=json)

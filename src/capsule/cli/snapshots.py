@@ -56,9 +56,51 @@ def remove(server: Server, names: Sequence[str], *, as_json: bool) -> int:
     return 0
 
 
-def fork(server: Server, id: str, count: int, *, as_json: bool) -> int:
+def steps(server: Server, id: str, *, as_json: bool) -> int:
     with server.client() as client:
-        made = client.get(id).fork(count)
+        found = client.get(id).steps()
+    if as_json:
+        rows = [dataclasses.asdict(step) for step in found]
+        show.as_json(
+            {"steps": [{**row, "created_at": row["created_at"].isoformat()} for row in rows]}
+        )
+        return 0
+    columns = ("step", "copied", "size", "command")
+    rows_of = [
+        (str(step.step), show.size(step.copied), show.size(step.size), step.cmd or "-")
+        for step in found
+    ]
+    show.table(columns, rows_of, empty="no steps")
+    return 0
+
+
+def diff(server: Server, id: str, old: int, new: int | None, *, as_json: bool) -> int:
+    with server.client() as client:
+        found = client.get(id).diff(old, new)
+    if as_json:
+        fields = ("path", "change", "type", "size")
+        rows = [{name: getattr(each, name) for name in fields} for each in found]
+        show.as_json({"changes": rows})
+        return 0
+    letters = {"added": "A", "modified": "M", "removed": "D"}
+    for each in found:
+        print(f"{letters.get(each.change, '?')} {each.path}{'/' if each.type == 'dir' else ''}")
+    return 0
+
+
+def undo(server: Server, id: str, to: int, *, as_json: bool) -> int:
+    with server.client() as client:
+        info = client.get(id).undo(to)
+    if as_json:
+        show.as_json(info_fields(info))
+    else:
+        print(id)
+    return 0
+
+
+def fork(server: Server, id: str, count: int, at: int | None, *, as_json: bool) -> int:
+    with server.client() as client:
+        made = client.get(id).fork(count, at=at)
     if as_json:
         show.as_json({"sandboxes": [info_fields(capsule.info) for capsule in made]})
         return 0

@@ -1,7 +1,10 @@
 """REST under `/v1`: snapshots and forks.
 
 POST   /v1/sandboxes/{id}/snapshots   {"name": …}: keep its files under this name
-POST   /v1/sandboxes/{id}/fork        {"count": n}: up to 20 copies
+POST   /v1/sandboxes/{id}/fork        {"count": n, "at": step}: up to 20 copies
+GET    /v1/sandboxes/{id}/steps
+GET    /v1/sandboxes/{id}/diff        ?from=1&to=3
+POST   /v1/sandboxes/{id}/undo        {"to": step}
 GET    /v1/snapshots
 GET    /v1/snapshots/{name}
 DELETE /v1/snapshots/{name}
@@ -9,7 +12,9 @@ DELETE /v1/snapshots/{name}
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -38,6 +43,25 @@ def snapshot_routes(verbs: SnapshotVerbs, types: Described) -> APIRouter:
     async def fork(id: str, request: Request) -> Response:
         """Make up to 20 sandboxes with the same files; all of them or none."""
         return reply(await verbs.fork(id, await read_json(request, s.Fork)), 201)
+
+    @router.get("/sandboxes/{id}/steps", **describe(types, returns=v.StepsView))
+    async def steps(id: str) -> Response:
+        """The restore points that its execs have left."""
+        return reply(await verbs.steps(id, s.Nothing()))
+
+    @router.get("/sandboxes/{id}/diff", **describe(types, returns=v.DiffView))
+    async def diff(
+        id: str,
+        old: Annotated[int, Query(alias="from", ge=0)],
+        new: Annotated[int | None, Query(alias="to", ge=0)] = None,
+    ) -> Response:
+        """What changed between two steps, by path."""
+        return reply(await verbs.diff(id, checked(s.Diff(old=old, new=new))))
+
+    @router.post("/sandboxes/{id}/undo", **describe(types, body=s.Undo, returns=v.SandboxView))
+    async def undo(id: str, request: Request) -> Response:
+        """Go back to the files of a step; processes and later steps are gone."""
+        return reply(await verbs.undo(id, await read_json(request, s.Undo)))
 
     @router.get("/snapshots", **describe(types, returns=v.SnapshotsView))
     async def list_snapshots() -> Response:

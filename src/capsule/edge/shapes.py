@@ -32,6 +32,7 @@ Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Word = Id
 Name = Annotated[str, Meta(pattern=NAME)]
 Key = Annotated[str, Meta(min_length=1, max_length=255)]
+StepNumber = Annotated[int, Meta(ge=0, le=2**31)]
 Mode = Annotated[int, Meta(ge=0, le=0o7777)] | Annotated[str, Meta(pattern="^0?[0-7]{3,4}$")]
 Encoding = Literal["text", "base64"]
 Side = Annotated[int, Meta(ge=1, le=4096)]  # of a terminal
@@ -71,6 +72,7 @@ class Create(Shape, kw_only=True, frozen=True):
     on_timeout: Literal["delete", "pause"] = "delete"
     auto_resume: bool = False
     snapshot: Name | None = None
+    checkpoint: Literal["none", "each"] = "none"
     idempotency_key: Key | None = None
 
 
@@ -85,6 +87,16 @@ class OfSnapshot(Shape, kw_only=True, frozen=True):
 
 class Fork(Shape, kw_only=True, frozen=True):
     count: Annotated[int, Meta(ge=1, le=20)] = 1
+    at: StepNumber | None = None
+
+
+class Diff(Shape, kw_only=True, frozen=True, rename={"old": "from", "new": "to"}):
+    old: StepNumber
+    new: StepNumber | None = None
+
+
+class Undo(Shape, kw_only=True, frozen=True):
+    to: StepNumber
 
 
 class ListSandboxes(Shape, kw_only=True, frozen=True):

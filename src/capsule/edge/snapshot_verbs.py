@@ -19,8 +19,19 @@ class SnapshotVerbs:
 
     async def fork(self, id: str, p: s.Fork) -> v.ForkView:
         self.gate.admit()
-        made = await self.service.snapshots.fork(id, p.count)
+        made = await self.service.fork(id, p.count, at=p.at)
         return v.ForkView(sandboxes=[v.SandboxView.of(each) for each in made])
+
+    async def steps(self, id: str, p: s.Nothing) -> v.StepsView:
+        return v.StepsView(steps=[v.StepView.of(each) for each in self.service.steps.list(id)])
+
+    async def diff(self, id: str, p: s.Diff) -> v.DiffView:
+        found = await self.service.steps.diff(id, p.old, p.new)
+        return v.DiffView(changes=[v.FileChangeView.of(each) for each in found])
+
+    async def undo(self, id: str, p: s.Undo) -> v.SandboxView:
+        self.gate.admit()
+        return v.SandboxView.of(await self.service.steps.undo(id, p.to))
 
     async def list(self, p: s.Nothing) -> v.SnapshotsView:
         found = self.service.snapshots.list()

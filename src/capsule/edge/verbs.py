@@ -63,6 +63,7 @@ class Verbs:
             on_timeout=p.on_timeout,
             auto_resume=p.auto_resume,
             snapshot=p.snapshot,
+            checkpoint=p.checkpoint,
             idempotency_key=p.idempotency_key,
         )
         return await self.service.create(request)

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from capsule.edge.text import is_text, show
-from capsule.model import ExecInfo, Exit, FileStat, Limits, Template, Unenforced
-from capsule.providers.contract import Capabilities, Finding
+from capsule.model import ExecInfo, Exit, FileStat, Limits, Step, Template, Unenforced
+from capsule.providers.contract import Capabilities, FileChange, Finding
 from capsule.service import ExecResult, Image, Sandbox, Snapshot
 
 
@@ -42,6 +42,7 @@ class SandboxView(View, frozen=True, kw_only=True):
     on_timeout: str
     auto_resume: bool
     snapshot: str
+    checkpoint: str
     sandbox_id: str | UnsetType = UNSET
 
     @classmethod
@@ -66,6 +67,7 @@ class SandboxView(View, frozen=True, kw_only=True):
             on_timeout=sandbox.on_timeout,
             auto_resume=sandbox.auto_resume,
             snapshot=sandbox.snapshot,
+            checkpoint=sandbox.checkpoint,
             sandbox_id=sandbox.id if old else UNSET,
         )
 
@@ -106,6 +108,53 @@ class SnapshotView(View, frozen=True, kw_only=True):
 
 class SnapshotsView(View, frozen=True, kw_only=True):
     snapshots: list[SnapshotView]
+
+
+class StepView(View, frozen=True, kw_only=True):
+    step: int
+    exec_id: str
+    cmd: str
+    created_at: datetime
+    size: int
+    copied: int
+
+    @classmethod
+    def of(cls, step: Step) -> StepView:
+        return cls(
+            step=step.number,
+            exec_id=step.exec_id,
+            cmd=step.cmd,
+            created_at=datetime.fromtimestamp(step.created, UTC),
+            size=step.layers[0].size if step.layers else 0,
+            copied=step.copied,
+        )
+
+
+class StepsView(View, frozen=True, kw_only=True):
+    steps: list[StepView]
+
+
+class FileChangeView(View, frozen=True, kw_only=True):
+    path: str
+    change: str
+    type: str
+    size: int
+    path_base64: str | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, change: FileChange) -> FileChangeView:
+        path = change.path.decode("utf-8", "surrogateescape")
+        return cls(
+            path=show(change.path, "text"),
+            change=change.change,
+            type=change.type,
+            size=change.size,
+            path_base64=UNSET if is_text(path) else _raw(path),
+        )
+
+
+class DiffView(View, frozen=True, kw_only=True):
+    changes: list[FileChangeView]
 
 
 class DeletedView(View, frozen=True, kw_only=True):

@@ -240,8 +240,12 @@ class AgentLink:
     async def ping(self) -> dict[str, Any]:
         return await self._call({"op": "ping"})
 
-    def save(self, *, full: bool = False) -> AsyncGenerator[bytes, None]:
-        return save.save(self._connect, full=full, timeout=self._timeout, idle=self._idle)
+    def save(
+        self, about: dict[str, Any], *, full: bool = False, since: float = 0.0
+    ) -> AsyncGenerator[bytes, None]:
+        return save.save(
+            self._connect, about, full=full, since=since, timeout=self._timeout, idle=self._idle
+        )
 
     async def freeze(self) -> None:
         """Returns when no program moves. Raises NotSupportedError, ConflictError (busy)."""

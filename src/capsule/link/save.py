@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from capsule.link.conversation import Connect, Conversation, request_bytes
-from capsule.link.parse import field
 from capsule.link.protocol import Channel, FrameType, ProtocolError, load
 
 
 async def save(
-    connect: Connect, *, full: bool, timeout: float, idle: float
+    connect: Connect,
+    about: dict[str, Any],
+    *,
+    full: bool,
+    since: float,
+    timeout: float,
+    idle: float,
 ) -> AsyncGenerator[bytes, None]:
-    """The box stands still from the first piece to the last, or until this is closed.
+    """The box stands still from the first piece to the last, or until this is closed. What the
+    agent says of it comes at the end, into `about`.
 
     Raises NotSupportedError, ConflictError (it is being saved already, or cannot be stopped),
     TooLargeError (folders too deep).
     """
-    wire = request_bytes({"op": "save", "full": full})
+    wire = request_bytes({"op": "save", "full": full, "since": since})
     talk = await Conversation.begin_within(timeout, connect, wire, what="save")
     received = 0
     async with talk:
         while True:
             frame = await talk.next_within(idle, "save")
             if frame.type is FrameType.REPLY:
-                field(load(frame.payload), "files", int)
+                about.update(load(frame.payload))
                 return
             if frame.type is not FrameType.DATA or frame.stream != Channel.FILE:
                 raise ProtocolError(f"agent sent {frame.type.name} while a box was saved")

@@ -31,8 +31,10 @@ __all__ = [
     "Box",
     "ByteStream",
     "Capabilities",
+    "FileChange",
     "Finding",
     "Layered",
+    "Mark",
     "Measured",
     "OutOfReachError",
     "Pausable",
@@ -162,6 +164,25 @@ class Saved:
 
     size: int
     files: int
+    copied: int = 0  # of these bytes, what was not kept before
+    changed: bool = True  # since what it was told to compare with
+    at: float = 0.0  # when, by the box's clock of files
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An earlier save of the same box: what has not changed since is taken from its layer."""
+
+    layer: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    path: bytes  # as programs see it
+    change: str  # added, modified or removed
+    type: str  # file, dir or symlink
+    size: int
 
 
 @runtime_checkable
@@ -172,12 +193,20 @@ class Layered(Protocol):
 
     max_layers: int  # under one box
 
-    async def save(self, box: Box, layer: str, *, full: bool, most_bytes: int) -> Saved:
+    async def save(
+        self, box: Box, layer: str, *, full: bool, most_bytes: int, since: Mark | None = None
+    ) -> Saved:
         """Keep what the box has written since it began from its layers (`full`: with all of them)
         under this name. It stands still meanwhile. All or nothing.
 
         Raises NotSupportedError, ConflictError, TooLargeError, NoSpaceError, UnavailableError.
         """
+
+    async def diff(
+        self, old: Sequence[str], new: Sequence[str], *, most: int
+    ) -> Sequence[FileChange]:
+        """What is different between two stacks of layers, by path. Looks at no more than the
+        folders that the layers have in which they differ. At most so many."""
 
     async def kept(self) -> Sequence[str]:
         """Every layer of this server."""

@@ -12,7 +12,7 @@ import msgspec
 
 from capsule.config import Config
 from capsule.errors import InvalidError, NotFoundError, NotSupportedError
-from capsule.model import Layer, SandboxId, SandboxSpec, Template
+from capsule.model import Layer, SandboxId, SandboxSpec, Step, Template
 from capsule.providers.contract import Capabilities
 from capsule.service import validate
 from capsule.service.clock import Clock
@@ -82,6 +82,7 @@ class Admission:
             auto_resume=request.auto_resume,
             layers=layers,
             snapshot=request.snapshot or "",
+            steps=self._first_step(request, layers, wall),
         )
 
     def _template(self, name: str) -> Template:
@@ -115,6 +116,14 @@ class Admission:
                 )
         self._require("snapshot", base.provider, field="snapshot")
         return replace(request, template=base.template, provider=base.provider), base.layers
+
+    def _first_step(
+        self, request: CreateRequest, layers: tuple[Layer, ...], now: float
+    ) -> tuple[Step, ...]:
+        if validate.choice("checkpoint", request.checkpoint, ("none", "each")) == "none":
+            return ()
+        self._require("snapshot", self._provider(request.provider), field="checkpoint")
+        return (Step(0, layers, now),)
 
     def _on_timeout(self, request: CreateRequest) -> str:
         wanted = validate.choice("on_timeout", request.on_timeout, ("delete", "pause"))

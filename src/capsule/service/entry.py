@@ -22,6 +22,7 @@ from capsule.model import (
     SandboxId,
     Started,
     State,
+    Step,
     Template,
     Unenforced,
 )
@@ -77,6 +78,7 @@ class Record:
     runtime: str = ""
     layers: tuple[Layer, ...] = ()
     snapshot: str = ""
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +103,7 @@ class Entry:
     auto_resume: bool = False  # whoever uses it while it is paused wakes it
     layers: tuple[Layer, ...] = ()  # what its files began from, topmost first
     snapshot: str = ""  # where they came from, if it had a name
+    steps: tuple[Step, ...] = ()  # restore points; none: it keeps none
     progress: str = ""
     state: State = State.CREATING
     reason: str = ""
@@ -158,6 +161,7 @@ class Entry:
             auto_resume=record.auto_resume,
             layers=record.layers,
             snapshot=record.snapshot,
+            steps=record.steps,
             state=record.state,
             reason=record.reason,
             runtime=record.runtime,
@@ -196,6 +200,7 @@ class Entry:
             auto_resume=self.auto_resume,
             layers=self.layers,
             snapshot=self.snapshot,
+            steps=self.steps,
         )
 
     def view(self) -> Sandbox:
@@ -220,6 +225,7 @@ class Entry:
             on_timeout=self.on_timeout,
             auto_resume=self.auto_resume,
             snapshot=self.snapshot,
+            checkpoint="each" if self.steps else "none",
         )
 
     def tell(self, progress: str) -> None:

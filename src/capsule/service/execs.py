@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -16,7 +16,7 @@ from capsule.errors import (
 from capsule.link.collect import Collected
 from capsule.link.exec_stream import ExecStream
 from capsule.link.link import AgentLink
-from capsule.model import WORKSPACE, ExecInfo
+from capsule.model import WORKSPACE, ExecId, ExecInfo
 from capsule.service import validate
 from capsule.service.access import Access
 from capsule.service.context_calls import is_kernel
@@ -45,6 +45,8 @@ class Execs:
         self._once = Once(parts.store, parts.clock)
         self._room = parts.room
         self.permits = Permits(parts.config)
+        # Told of every exec that has ended: what is due then.
+        self.mark: Callable[[Entry, ExecId, Sequence[str]], Awaitable[None]] = _nothing
         self._left = Tasks()  # one per followed exec whose caller left before its end
 
     async def aclose(self) -> None:
@@ -62,6 +64,7 @@ class Execs:
                     done = await self._collect_once(entry, link, job, call)
         if job.session is not None and entry.link is link:  # not reset meanwhile
             await self._sessions.learn(entry, job.session, job.request, done.carry)
+        await self.mark(entry, job.request.id, job.request.argv)
         return ExecResult(job.request.id, done.exit, done.stdout, done.stderr)
 
     async def _collect(self, entry: Entry, link: AgentLink, job: Job) -> Collected:
@@ -132,9 +135,11 @@ class Execs:
             if job.session is not None and entry.link is link:
                 await self._sessions.learn(entry, job.session, job.request, stream.carry)
             await _remove_code(link, job)
+            await self.mark(entry, job.request.id, job.request.argv)
 
         live = self._live(entry, link, stream, permit=permit)
-        if job.session is not None or job.program.path is not None or job.stdin:
+        due = job.session is not None or job.program.path is not None or job.stdin
+        if due or entry.steps:
             live.on_end(ended, self._left.spawn)
         if is_new and job.stdin and not stdin_open:
             live.feed(job.stdin)
@@ -253,3 +258,7 @@ async def _remove_code(link: AgentLink, job: Job) -> None:
         await link.remove(job.program.path)
     except CapsuleError as error:
         log.debug("code not removed", path=job.program.path, reason=error.message)
+
+
+async def _nothing(entry: Entry, exec_id: ExecId, argv: Sequence[str]) -> None:
+    pass

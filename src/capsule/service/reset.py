@@ -14,9 +14,10 @@ first and then does its own, as somebody may have used the sandbox between them.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from capsule.errors import CapsuleError, UnavailableError
+from capsule.model import Layer, Step
 from capsule.providers.cleanup import to_the_end
 from capsule.providers.contract import Box
 from capsule.service.admission import new_id, spec_of
@@ -25,6 +26,14 @@ from capsule.service.pool import Obtained
 from capsule.service.sandboxes import Parts, Sandboxes
 from capsule.service.tasks import Tasks
 from capsule.service.values import Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the new box begins from, and the steps that the sandbox has then."""
+
+    layers: tuple[Layer, ...]
+    steps: tuple[Step, ...]
 
 
 class Resets:
@@ -38,24 +47,26 @@ class Resets:
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
-    async def reset(self, id: str) -> Sandbox:
-        """Raises NotFoundError, GoneError, WrongStateError; CapacityError, UnavailableError,
-        NoSpaceError, whose message says whether it was reset."""
+    async def reset(self, id: str, to: Target | None = None) -> Sandbox:
+        """`to`: not how it began, but this. Raises NotFoundError, GoneError, WrongStateError;
+        CapacityError, UnavailableError, NoSpaceError, whose message says whether it was reset."""
         entry = self._sandboxes.find(id)
         while entry.resetting is not None:
             await asyncio.wait({entry.resetting})
         entry.running()
-        entry.resetting = resetting = self._tasks.spawn(self._reset(entry), f"reset {entry.id}")
+        entry.resetting = resetting = self._tasks.spawn(
+            self._reset(entry, to or _beginning(entry)), f"reset {entry.id}"
+        )
         await asyncio.wait({resetting})
         if resetting.cancelled():
             raise over(entry.id, entry.reason or "the server stopped")
         resetting.result()
         return entry.view()
 
-    async def _reset(self, entry: Entry) -> None:
+    async def _reset(self, entry: Entry, to: Target) -> None:
         entry.using += 1  # it is not idle
         try:
-            old = await self._exchange(entry)
+            old = await self._exchange(entry, to)
             if not await to_the_end(self._pool.remove(old)):
                 raise UnavailableError(
                     f"sandbox {entry.id} was reset, but its old box is not removed yet",
@@ -67,10 +78,11 @@ class Resets:
             entry.active = self._clock.monotonic()
             entry.resetting = None
 
-    async def _exchange(self, entry: Entry) -> Box:
+    async def _exchange(self, entry: Entry, to: Target) -> Box:
         """Returns the box that is not its own any more."""
         try:
-            got = await self._pool.obtain(entry.provider, spec_of(entry), new_id())
+            spec = replace(spec_of(entry), layers=tuple(layer.id for layer in to.layers))
+            got = await self._pool.obtain(entry.provider, spec, new_id())
         except CapsuleError as error:
             error.message = f"sandbox {entry.id} was not reset: {error.message}"
             raise
@@ -80,31 +92,46 @@ class Resets:
                     raise over(entry.id, entry.reason)
                 entry.running()
                 _check_walls(entry, got.box)
-                await self._record(entry, got)
-                return self._take(entry, got)
+                await self._record(entry, got, to)
+                return self._take(entry, got, to)
         except BaseException:
             await to_the_end(self._pool.remove(got.box))
             raise
 
-    async def _record(self, entry: Entry, got: Obtained) -> None:
+    async def _record(self, entry: Entry, got: Obtained, to: Target) -> None:
         now = entry.record(self._sandboxes.boot)
         handle = got.box.handle
         await self._store.save(
-            replace(now, box_id=handle.sandbox_id, handle=handle.data, started=got.started)
+            replace(
+                now,
+                box_id=handle.sandbox_id,
+                handle=handle.data,
+                started=got.started,
+                layers=to.layers,
+                steps=to.steps,
+            )
         )
         await self._store.forget_sessions(entry.id)
 
-    def _take(self, entry: Entry, got: Obtained) -> Box:
+    def _take(self, entry: Entry, got: Obtained, to: Target) -> Box:
         old = entry.box
         assert old is not None  # it runs
         self._pool.keep(old)
         entry.take(got.box, got.started)
         entry.end()
         self._pool.hand_over(got.box)
+        entry.layers, entry.steps = to.layers, to.steps
         entry.sessions = {}
         entry.learned = set()
         entry.checked = self._clock.monotonic()
         return old
+
+
+def _beginning(entry: Entry) -> Target:
+    if not entry.steps:
+        return Target(entry.layers, ())
+    first = entry.steps[0]
+    return Target(first.layers, (replace(first, box_id="", at=0.0),))
 
 
 def _check_walls(entry: Entry, new: Box) -> None:

@@ -47,6 +47,7 @@ from capsule.service.reset import Resets
 from capsule.service.room import Room
 from capsule.service.sandboxes import Parts, Sandboxes
 from capsule.service.snapshots import Snapshots
+from capsule.service.steps import Steps
 from capsule.service.store import SqliteStore, Store
 from capsule.service.templates import Templates, shares
 from capsule.service.terminal import Terminals, TerminalSession
@@ -93,6 +94,8 @@ class Service:
         self._terminals = Terminals(self._access)
         self.snapshots = Snapshots(self._parts, self._sandboxes)
         admission.snapshot = self.snapshots.find
+        self.steps = Steps(self._parts, self._sandboxes, self.snapshots, self._resets)
+        self._execs.mark = self.steps.mark
         self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)
         self.reaper.also.append(self.snapshots.sweep)
         self._drained_by = math.inf  # by the loop's clock
@@ -245,6 +248,13 @@ class Service:
     async def keep_alive(self, id: str) -> Sandbox:
         """It ends no earlier than its own ttl from now."""
         return await self._sandboxes.keep_alive(id)
+
+    async def fork(self, id: str, count: int, *, at: int | None = None) -> builtins.list[Sandbox]:
+        """So many sandboxes with its files of this moment, or of a step; all of them or none."""
+        if at is None:
+            return await self.snapshots.fork(id, count)
+        entry = self._sandboxes.find(id)
+        return await self.snapshots.start_all(entry, self.steps.find(entry, at).layers, count)
 
     async def pause(self, id: str) -> Sandbox:
         """Its programs stand still and keep all they have, until `resume`."""

@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 
 import structlog
 
-from capsule.errors import CapsuleError, ConflictError, NotFoundError, NotSupportedError
+from capsule.errors import (
+    CapsuleError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    NotSupportedError,
+)
 from capsule.model import Layer, State
 from capsule.providers.cleanup import finish
-from capsule.providers.contract import Layered
+from capsule.providers.contract import Box, Layered, Mark, Saved
 from capsule.service import validate
 from capsule.service.admission import new_id
 from capsule.service.entry import Entry
@@ -39,7 +46,7 @@ class Snapshots:
         self._sandboxes = sandboxes
         self._known: dict[str, Snapshot] = {}
         self._names: set[str] = set()  # being made
-        self._held: set[str] = set()  # layers that no record has yet
+        self._held: Counter[str] = Counter()  # layers in use that no record may have
 
     async def open(self) -> None:
         """After the sandboxes were adopted: what nobody has is dropped."""
@@ -71,7 +78,7 @@ class Snapshots:
         entry = self._sandboxes.find(id)
         validate.metadata(metadata)
         with self._claim(validate.name("name", name)):
-            async with self._saved(entry) as layers:
+            async with self.saved(entry) as (layers, _):
                 made = Snapshot(
                     name=name,
                     provider=entry.provider,
@@ -108,10 +115,17 @@ class Snapshots:
 
     async def fork(self, id: str, count: int) -> builtins.list[Sandbox]:
         """So many sandboxes with the same files, limits, environment and labels; all or none."""
-        validate.count("count", count, 1, MAX_FORKS)
         entry = self._sandboxes.find(id)
-        async with self._saved(entry) as layers:
-            request = _same(entry)
+        validate.count("count", count, 1, MAX_FORKS)
+        async with self.saved(entry) as (layers, _):
+            return await self.start_all(entry, layers, count)
+
+    async def start_all(
+        self, entry: Entry, layers: tuple[Layer, ...], count: int
+    ) -> builtins.list[Sandbox]:
+        validate.count("count", count, 1, MAX_FORKS)
+        request = _same(entry)
+        with self.held(layers):
             tasks = [
                 asyncio.create_task(self._sandboxes.create(request, layers=layers))
                 for _ in range(count)
@@ -119,7 +133,7 @@ class Snapshots:
             try:
                 return await _all(tasks)
             except BaseException:
-                await finish(self._undo(tasks), f"fork {id}", budget=DESTROY_BUDGET)
+                await finish(self._undo(tasks), f"fork {entry.id}", budget=DESTROY_BUDGET)
                 raise
 
     async def _undo(self, tasks: builtins.list[asyncio.Task[Sandbox]]) -> None:
@@ -129,34 +143,58 @@ class Snapshots:
         await asyncio.gather(*(self._sandboxes.delete(id, "its fork failed") for id in made))
 
     @asynccontextmanager
-    async def _saved(self, entry: Entry) -> AsyncIterator[tuple[Layer, ...]]:
+    async def saved(
+        self, entry: Entry, *, since: Mark | None = None
+    ) -> AsyncIterator[tuple[tuple[Layer, ...], Saved]]:
         """What the sandbox's files are made of now. Held until whoever wants them has a record."""
-        provider = self._layered(entry.provider)
+        provider = self.layered(entry.provider)
         name = new_id()
-        self._held.update((name, *(layer.id for layer in entry.layers)))
         try:
-            yield await self._save(entry, provider, name)
+            with self.held((Layer(name), *entry.layers)):
+                yield await self._save(entry, provider, name, since)
         finally:
-            self._held.difference_update((name, *(layer.id for layer in entry.layers)))
             if name not in self._in_use():
                 await finish(provider.drop(name), f"layer {name}", budget=DESTROY_BUDGET)
 
-    async def _save(self, entry: Entry, provider: Layered, name: str) -> tuple[Layer, ...]:
+    @contextmanager
+    def held(self, *stacks: tuple[Layer, ...]) -> Iterator[None]:
+        """They are not dropped meanwhile, whoever else lets go of them."""
+        names = [layer.id for stack in stacks for layer in stack]
+        self._held.update(names)
+        try:
+            yield
+        finally:
+            self._held.subtract(names)
+            self._held += Counter()  # forgets those that are at 0
+
+    async def _save(
+        self, entry: Entry, provider: Layered, name: str, since: Mark | None
+    ) -> tuple[tuple[Layer, ...], Saved]:
         async with entry.shifting:
             if entry.state is not State.PAUSED:
                 entry.running()
             if entry.box is None:
                 raise entry.refusal()
             full = len(entry.layers) + 1 >= provider.max_layers
-            most = self._parts.config.max_snapshot
             try:
-                saved = await provider.save(entry.box, name, full=full, most_bytes=most)
+                saved = await self._ask(entry.box, provider, name, full, since)
             except CapsuleError as error:
                 raise _explained(entry, error) from error
         top = Layer(name, saved.size, saved.files)
-        return (top,) if full else (top, *entry.layers)
+        return ((top,) if full else (top, *entry.layers)), saved
 
-    def _layered(self, name: str) -> Layered:
+    async def _ask(
+        self, box: Box, provider: Layered, name: str, full: bool, since: Mark | None
+    ) -> Saved:
+        most = self._parts.config.max_snapshot
+        if since is not None:
+            try:
+                return await provider.save(box, name, full=full, most_bytes=most, since=since)
+            except (InvalidError, NotFoundError) as error:  # the layer before is not as it was
+                log.warning("saved as a whole", layer=name, reason=error.message)
+        return await provider.save(box, name, full=full, most_bytes=most)
+
+    def layered(self, name: str) -> Layered:
         provider: object = self._parts.providers.get(name)
         if not isinstance(provider, Layered):
             raise NotSupportedError(
@@ -167,8 +205,10 @@ class Snapshots:
 
     def _in_use(self) -> set[str]:
         stacks = [each.layers for each in self._known.values()]
-        stacks += [entry.layers for entry in self._sandboxes.entries.values()]
-        return self._held.union(layer.id for stack in stacks for layer in stack)
+        for entry in self._sandboxes.entries.values():
+            stacks += [entry.layers, *(step.layers for step in entry.steps)]
+        held = {name for name, count in self._held.items() if count > 0}
+        return held.union(layer.id for stack in stacks for layer in stack)
 
     async def sweep(self) -> None:
         """Drop the layers that nobody has."""
@@ -200,6 +240,7 @@ def _same(entry: Entry) -> CreateRequest:
         runtime=entry.runtime or None,
         on_timeout=entry.on_timeout,
         auto_resume=entry.auto_resume,
+        checkpoint="each" if entry.steps else "none",
     )
 
 

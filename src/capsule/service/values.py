@@ -46,6 +46,7 @@ class Sandbox:
     on_timeout: str = "delete"  # or "pause": what happens at the end of its ttl, or when it is idle
     auto_resume: bool = False
     snapshot: str = ""  # what its files began from
+    checkpoint: str = "none"  # or "each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class CreateRequest:
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False
     snapshot: str | None = None  # its template and provider go with it
+    checkpoint: str = "none"  # or "each": a restore point after each exec
     idempotency_key: str | None = None
 
 

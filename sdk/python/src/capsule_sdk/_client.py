@@ -36,6 +36,7 @@ class CreateOptions(TypedDict, total=False):
     provider: str | None
     runtime: str | None  # of the provider's engine, such as "runsc"
     on_timeout: str | None  # "delete" or "pause": at the end of its ttl, and when it is idle
+    checkpoint: str | None  # "each": a restore point after each exec
     snapshot: str | None  # its files begin from it; so do its template and provider
     auto_resume: bool | None  # whoever uses it while it is paused wakes it
     idempotency_key: str | None

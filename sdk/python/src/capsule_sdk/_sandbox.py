@@ -19,7 +19,15 @@ from ._rpc import new_key
 from ._runs import ContextInfo, RunResult
 from .errors import CapsuleError, GoneError, InvalidError, NotFoundError
 from .terminal import AsyncTerminal, Terminal
-from .values import ExecInfo, ExecResult, Metrics, SandboxInfo, SnapshotInfo
+from .values import (
+    ExecInfo,
+    ExecResult,
+    FileChange,
+    Metrics,
+    SandboxInfo,
+    SnapshotInfo,
+    StepInfo,
+)
 
 Command = Sequence[str] | str  # an argv, or a line for the sandbox's shell
 
@@ -161,8 +169,26 @@ class SandboxMethods(FileMethods):
         body = yield from self._rpc("snapshot", params, timeout=0, repeatable=False)
         return SnapshotInfo.from_json(body)
 
-    def _fork(self, count: int) -> Flow[list[SandboxInfo]]:
-        params = {"count": whole("count", count, 1, 20)}
+    @method
+    def steps(self) -> Flow[list[StepInfo]]:
+        """The restore points that execs have left (`create(checkpoint="each")`), oldest first."""
+        body = yield from self._rpc("steps", {})
+        return [StepInfo.from_json(step) for step in body["steps"]]
+
+    @method
+    def diff(self, old: int, new: int | None = None) -> Flow[list[FileChange]]:
+        """What changed from one step to another; to the last, if none is named."""
+        params = {"from": whole("old", old, 0, 2**31), "to": new}
+        body = yield from self._rpc("diff", params)
+        return [FileChange.from_json(change) for change in body["changes"]]
+
+    @method
+    def undo(self, to: int) -> Flow[SandboxInfo]:
+        """Go back to the files of a step. Programs are ended, and later steps forgotten."""
+        return (yield from self._inform("undo", {"to": whole("to", to, 0, 2**31)}))
+
+    def _fork(self, count: int, at: int | None) -> Flow[list[SandboxInfo]]:
+        params = {"count": whole("count", count, 1, 20), "at": at}
         body = yield from self._rpc("fork", params, timeout=0, repeatable=False)
         return [SandboxInfo.from_json(info) for info in body["sandboxes"]]
 
@@ -259,9 +285,12 @@ class Capsule(SandboxMethods):
         stream = ExecStream(self._driver, self._follower())
         return stream._resume(exec_id, stdout=stdout, stderr=stderr)
 
-    def fork(self, count: int = 1) -> list[Capsule]:
-        """So many sandboxes with the same files, all of them or none. Programs are not copied."""
-        return [Capsule(self._driver, info) for info in self._driver.run(self._fork(count))]
+    def fork(self, count: int = 1, *, at: int | None = None) -> list[Capsule]:
+        """So many sandboxes with its files, of now or of a step; all of them or none.
+
+        Programs are not copied.
+        """
+        return [Capsule(self._driver, info) for info in self._driver.run(self._fork(count, at))]
 
     def context(self, language: str | None = None, **options: Unpack[ContextOptions]) -> Context:
         """A live interpreter of its own; `with` ends it at the end."""
@@ -333,9 +362,12 @@ class AsyncCapsule(SandboxMethods):
         stream = AsyncExecStream(self._driver, self._follower())
         return stream._resume(exec_id, stdout=stdout, stderr=stderr)
 
-    async def fork(self, count: int = 1) -> list[AsyncCapsule]:
-        """So many sandboxes with the same files, all of them or none. Programs are not copied."""
-        found = await self._driver.run(self._fork(count))
+    async def fork(self, count: int = 1, *, at: int | None = None) -> list[AsyncCapsule]:
+        """So many sandboxes with its files, of now or of a step; all of them or none.
+
+        Programs are not copied.
+        """
+        found = await self._driver.run(self._fork(count, at))
         return [AsyncCapsule(self._driver, info) for info in found]
 
     async def context(

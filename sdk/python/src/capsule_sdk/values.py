@@ -207,6 +207,7 @@ class SandboxInfo:
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False
     snapshot: str = ""  # what its files began from
+    checkpoint: str = "none"  # or "each"
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> SandboxInfo:
@@ -257,6 +258,40 @@ class PoolInfo:
         values = dict(body)
         values["shelves"] = tuple(_known(ShelfInfo, shelf) for shelf in body.get("shelves") or ())
         return _known(cls, values)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """A restore point: the sandbox's files after one exec. Step 0 is how it began."""
+
+    step: int
+    exec_id: str
+    cmd: str
+    created_at: datetime
+    size: int = 0
+    copied: int = 0  # bytes; what the step before did not have
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> StepInfo:
+        created = datetime.fromisoformat(body["created_at"])
+        return _known(cls, {**body, "created_at": created})
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """What became of a path between two steps: added, modified or removed."""
+
+    path: str
+    change: str
+    type: str = "file"
+    size: int = 0
+    path_bytes: bytes = b""  # exact, where the name is not UTF-8
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> FileChange:
+        exact = body.get("path_base64")
+        path = base64.b64decode(exact) if exact else body["path"].encode()
+        return _known(cls, {**body, "path_bytes": path})
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,10 @@ class _Open:
 class LayerFolder:
     """`root` is an open, empty folder, the caller's. `owner`: None keeps whoever writes."""
 
-    def __init__(self, root: int, *, most_bytes: int, owner: int | None) -> None:
-        self.bytes = 0
+    def __init__(self, root: int, *, most_bytes: int, owner: int | None, before: int = -1) -> None:
+        self.bytes = 0  # written
+        self.taken = 0  # bytes of files that an earlier layer has as well
+        self._before = before  # that layer, open; the caller's
         self.entries = 0
         self._root = root
         self._most = most_bytes
@@ -131,6 +133,26 @@ class LayerFolder:
         finally:
             os.close(place)
 
+    def unchanged(self, path: bytes) -> None:
+        """A file that the layer before has: the same, under a further name."""
+        parts = self._new(path)
+        if self._before < 0:
+            raise InvalidError(f"the layer has an unchanged file and none before: {shown(path)}")
+        place = self._walk(parts[:-1], self._before)
+        try:
+            found = os.stat(parts[-1], dir_fd=place, follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode):
+                raise InvalidError(f"the layer before has no such file: {shown(path)}")
+            parent = self._enter(parts[:-1])
+            os.link(
+                parts[-1], parts[-1], src_dir_fd=place, dst_dir_fd=parent, follow_symlinks=False
+            )
+        except (FileNotFoundError, PermissionError):
+            raise InvalidError(f"the layer before has no such file: {shown(path)}") from None
+        finally:
+            os.close(place)
+        self.taken += found.st_size
+
     def whiteout(self, path: bytes) -> None:
         parts = self._new(path)
         try:
@@ -194,9 +216,9 @@ class LayerFolder:
             finally:
                 os.close(held.fd)
 
-    def _walk(self, parts: Sequence[bytes]) -> int:
+    def _walk(self, parts: Sequence[bytes], root: int | None = None) -> int:
         """The same with a descriptor of its own, the caller's; leaves nothing."""
-        fd = os.dup(self._root)
+        fd = os.dup(self._root if root is None else root)
         for name in parts:
             try:
                 inner = _open_dir(name, fd)

@@ -63,10 +63,15 @@ class Layers:
         remove_tree(draft)
 
     async def write(
-        self, id: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
+        self,
+        id: str,
+        pieces: AsyncGenerator[bytes, None],
+        *,
+        most_bytes: int,
+        before: str | None = None,
     ) -> Saved:
         """All or nothing. Raises InvalidError, TooLargeError, NoSpaceError, what `pieces` does."""
-        fill = Fill(self, id, most_bytes)
+        fill = Fill(self, id, most_bytes, before)
         try:
             with host_errors("the snapshot cannot be written"):
                 await to_the_end(asyncio.to_thread(fill.open))
@@ -109,7 +114,10 @@ class Fill:
 
     layer: LayerFolder
 
-    def __init__(self, layers: Layers, id: str, most_bytes: int) -> None:
+    def __init__(self, layers: Layers, id: str, most_bytes: int, before: str | None = None) -> None:
+        self._layers = layers
+        self._before_id = before
+        self._before = -1
         self._final = layers._path(id)
         self._draft = layers.folder / f".{id}"
         self._most = most_bytes
@@ -119,21 +127,31 @@ class Fill:
     def open(self) -> None:
         os.mkdir(self._draft, 0o700)
         self._root = os.open(self._draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.layer = LayerFolder(self._root, most_bytes=self._most, owner=self._owner)
+        if self._before_id is not None:
+            path = self._layers.path(self._before_id)
+            self._before = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.layer = LayerFolder(
+            self._root, most_bytes=self._most, owner=self._owner, before=self._before
+        )
 
     def keep(self) -> Saved:
         self.layer.finish()
-        os.close(self._root)
-        self._root = -1
+        self._close()
         os.rename(self._draft, self._final)
-        return Saved(size=self.layer.bytes, files=self.layer.entries)
+        written, taken = self.layer.bytes, self.layer.taken
+        return Saved(size=written + taken, files=self.layer.entries, copied=written)
 
     def drop(self) -> None:
-        if self._root >= 0:
+        if hasattr(self, "layer"):
             self.layer.close()
-            os.close(self._root)
-            self._root = -1
+        self._close()
         remove_tree(self._draft)
+
+    def _close(self) -> None:
+        for fd in (self._root, self._before):
+            if fd >= 0:
+                os.close(fd)
+        self._root = self._before = -1
 
 
 class Parser:
@@ -200,6 +218,8 @@ class Parser:
                 self._layer.symlink(name, target, time)
             case b"h":
                 self._layer.hardlink(name, target)
+            case b"u":
+                self._layer.unchanged(name)
             case b"w":
                 self._layer.whiteout(name)
             case _:

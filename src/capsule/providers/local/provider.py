@@ -13,6 +13,7 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,12 +34,21 @@ from capsule.model import (
     Unenforced,
 )
 from capsule.providers.cleanup import finish, to_the_end
-from capsule.providers.contract import Box, ByteStream, Capabilities, Provider, Saved
+from capsule.providers.contract import (
+    Box,
+    ByteStream,
+    Capabilities,
+    FileChange,
+    Mark,
+    Provider,
+    Saved,
+)
 from capsule.providers.local import plan, probe, records, seccomp
 from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
+from capsule.providers.local.layer_diff import compare
 from capsule.providers.local.layers import Layers
 from capsule.providers.local.probe import Facts
 from capsule.providers.local.roots import Roots
@@ -178,11 +188,27 @@ class LocalProvider(Provider):
         if self._engine is not None:
             self._engine.cores.release(handle.sandbox_id)
 
-    async def save(self, box: Box, layer: str, *, full: bool, most_bytes: int) -> Saved:
+    async def save(
+        self, box: Box, layer: str, *, full: bool, most_bytes: int, since: Mark | None = None
+    ) -> Saved:
         engine = self._ready()
         self._require_layers(engine)
-        pieces = AgentLink(box.connect).save(full=full)
-        return await engine.layers.write(layer, pieces, most_bytes=most_bytes)
+        about: dict[str, Any] = {}
+        pieces = AgentLink(box.connect).save(about, full=full, since=since.at if since else 0.0)
+        before = since.layer if since else None
+        saved = await engine.layers.write(layer, pieces, most_bytes=most_bytes, before=before)
+        return replace(saved, changed=about.get("changed") != 0, at=float(about.get("at") or 0.0))
+
+    async def diff(
+        self, old: Sequence[str], new: Sequence[str], *, most: int
+    ) -> Sequence[FileChange]:
+        layers = self._ready().layers
+
+        def work() -> Sequence[FileChange]:
+            return compare([*map(layers.path, old)], [*map(layers.path, new)], most)
+
+        with host_errors("layers cannot be compared"):
+            return await asyncio.to_thread(work)
 
     async def kept(self) -> Sequence[str]:
         return await asyncio.to_thread(self._ready().layers.ids)

@@ -1,0 +1,150 @@
+"""Restore points of real boxes: what a step costs, what differs, and going back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from capsule.errors import InvalidError, NotFoundError
+from capsule.service import CreateRequest, ExecCall, RunCall, Service
+from tests.support import eventually
+from tests.unit.test_service_real import boxes, folder, serving
+from tests.unit.test_snapshots_real import layers, make, restore, sh
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+__all__ = ["folder"]
+
+
+async def stepping(service: Service, *commands: str, **options: object) -> str:
+    request = CreateRequest("bash", checkpoint="each", **options)  # type: ignore[arg-type]
+    id: str = (await service.create(request)).id
+    for command in commands:
+        await sh(service, id, command)
+    return id
+
+
+async def changes(service: Service, id: str, old: int, new: int | None = None) -> list[str]:
+    found = await service.steps.diff(id, old, new)
+    return sorted(f"{each.change} {each.path.decode()}" for each in found)
+
+
+async def test_each_exec_leaves_a_step_and_undo_goes_back(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, "echo 1 > a", "echo 2 > a; mkdir d; touch d/x", "rm -r d a")
+        steps = service.steps.list(id)
+        assert [step.number for step in steps] == [0, 1, 2, 3]
+        assert all(step.exec_id and "sh -c" in step.cmd for step in steps[1:])
+        await service.steps.undo(id, 2)
+        assert await sh(service, id, "cat a; ls d") == "2\nx\n"
+        assert [step.number for step in service.steps.list(id)] == [0, 1, 2, 3]
+        await service.steps.undo(id, 1)
+        assert await sh(service, id, "ls; cat a") == "a\n1\n"
+        await service.steps.undo(id, 0)
+        assert await sh(service, id, "ls") == ""
+        assert boxes(folder) == [service._sandboxes.find(id).box_id]
+
+
+async def test_a_step_copies_what_changed_and_not_what_there_is(folder: Path) -> None:
+    async with serving(folder) as service:
+        big = "head -c 5000000 /dev/urandom > big; for i in $(seq 200); do echo $i > f$i; done"
+        id = await stepping(service, big, "echo new > small", "true", "echo x >> f7")
+        steps = service.steps.list(id)
+        assert steps[1].copied > 5_000_000
+        # What was written within a tick of the clock before a step counts for the next one, too.
+        assert steps[2].copied < 2000 and steps[3].copied == 0 and steps[4].copied < 100
+        assert steps[3].layers == steps[2].layers, "nothing changed: the same layer"
+        tops = [folder / "d" / "layers" / step.layers[0].id for step in (steps[1], steps[4])]
+        assert await asyncio.to_thread(inodes, tops, "big") == 1
+        assert await asyncio.to_thread(inodes, tops, "f7") == 2
+        await service.steps.undo(id, 1)
+        assert await sh(service, id, "cat f7; stat -c %s big; ls small || true") == "7\n5000000\n"
+
+
+def inodes(tops: Sequence[Path], name: str) -> int:
+    return len({(top / "workspace" / name).stat().st_ino for top in tops})
+
+
+async def test_a_diff_lists_what_changed_between_two_steps(folder: Path) -> None:
+    async with serving(folder) as service:
+        base = await make(service, "mkdir old gone; echo 1 > old/f; echo 2 > old/g; touch gone/x")
+        await service.snapshots.make(base, "base", {})
+        id = await restore(service, "base", checkpoint="each")
+        await sh(service, id, "echo new > old/f; mkdir made; ln -s x made/l; rm -r gone")
+        await sh(service, id, "rm old/g; touch /tmp/t")
+        await sh(service, id, "rm -r old; mkdir old; touch old/h")
+        await sh(service, id, "true")
+        assert await changes(service, id, 0, 1) == [
+            "added /workspace/made",
+            "added /workspace/made/l",
+            "modified /workspace/old/f",
+            "removed /workspace/gone",
+        ]
+        assert await changes(service, id, 1, 2) == ["added /tmp/t", "removed /workspace/old/g"]
+        assert await changes(service, id, 2, 3) == [
+            "added /workspace/old/h",
+            "removed /workspace/old/f",
+        ]
+        assert await changes(service, id, 3) == []
+        assert await changes(service, id, 2, 1) == ["added /workspace/old/g", "removed /tmp/t"]
+
+
+async def test_a_fork_in_the_middle(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, "echo 1 > n", "echo 2 > n", "echo 3 > n")
+        one, two = await service.fork(id, 2, at=1)
+        assert await sh(service, one.id, "cat n; echo mine > n") == "1\n"
+        assert await sh(service, two.id, "cat n") == "1\n"
+        assert await sh(service, id, "cat n") == "3\n"
+        assert one.checkpoint == "each" and len(service.steps.list(one.id)) == 2
+
+
+async def test_streamed_and_failed_execs_leave_steps_while_programs_run_on(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(
+            service, "(while :; do date > now; sleep 0.01; done) > /dev/null 2>&1 &"
+        )
+        async with await service.start(id, ExecCall(("sh", "-c", "echo s > streamed"))) as live:
+            async for _ in live:
+                pass
+        await service.exec(id, ExecCall(("sh", "-c", "echo f > failed; exit 3")))
+        await service.run(id, RunCall("echo code > ran", language="bash"))
+        await eventually(lambda: len(service.steps.list(id)) == 5, what="all steps")
+        await service.steps.undo(id, 3)
+        assert await sh(service, id, "ls | grep -v now") == "failed\nstreamed\n"
+
+
+async def test_steps_outlive_the_server_and_go_with_the_sandbox(folder: Path) -> None:
+    async with serving(folder, drain="keep") as service:
+        id = await stepping(service, "echo 1 > n", "echo 2 > n")
+    async with serving(folder) as service:
+        await sh(service, id, "echo 3 > n; head -c 100000 /dev/zero > z")
+        steps = service.steps.list(id)
+        assert [step.number for step in steps] == [0, 1, 2, 3] and steps[3].copied < 200_000
+        await service.steps.undo(id, 2)
+        assert await sh(service, id, "cat n") == "2\n"
+        await service.delete(id)
+        await service.reaper.tidy()
+        assert layers(folder) == []
+
+
+async def test_without_checkpoint_there_are_none(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest("bash"))).id
+        with pytest.raises(InvalidError, match="keeps no steps"):
+            service.steps.list(id)
+        other = await stepping(service, "true")
+        with pytest.raises(NotFoundError, match="no step 9"):
+            await service.steps.undo(other, 9)
+        await service._sandboxes.delete(other)
+
+
+async def test_a_reset_goes_back_to_the_beginning(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, "echo 1 > n", "echo 2 > n")
+        await service.steps.undo(id, 1)
+        await service.reset(id)
+        assert await sh(service, id, "ls") == ""
+        assert len(service.steps.list(id)) == 2
