@@ -1,0 +1,86 @@
+"""The pool and reset over containers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule.config import Config
+from capsule.model import MIB, Limits, Reason, Started, Template
+from capsule.providers.docker.provider import DockerProvider
+from capsule.providers.docker.settings import DockerSettings
+from capsule.service import CreateRequest, ExecCall, Service
+from tests.support import eventually
+from tests.support.images import Images
+
+pytestmark = pytest.mark.real
+
+SH = CreateRequest(template="sh")
+
+
+@asynccontextmanager
+async def serving(provider: DockerProvider, image: str, folder: Path) -> AsyncIterator[Service]:
+    limits = Limits(memory=128 * MIB, disk=16 * MIB)
+    catalog = {"sh": Template("sh", image=image, limits=limits, shell=("/bin/sh",))}
+    settings: dict[str, Any] = {"drain": "delete", "pool_min": 1, "pool_templates": ("sh",)}
+    config = Config(data_dir=folder / "d", run_dir=folder / "r", provider="docker", **settings)
+    async with Service(config, {"docker": provider}, catalog) as service:
+        yield service
+
+
+async def filled(service: Service) -> None:
+    await eventually(
+        lambda: service.pool().shelves[0].ready == 1, what="a container is ready", within=30
+    )
+
+
+async def owned(provider: DockerProvider) -> list[str]:
+    return [handle.sandbox_id async for handle in provider.owned()]
+
+
+async def say(service: Service, id: str, script: str) -> str:
+    return (await service.exec(id, ExecCall(("sh", "-c", script)))).stdout.decode()
+
+
+@pytest.mark.timeout(120)
+async def test_a_ready_container_is_taken_adjusted_and_exchanged(
+    docker_url: str, images: Images, run_dir: Path, agent_binary: Path
+) -> None:
+    settings = DockerSettings(run_dir, run_dir, agent_binary, host=docker_url, pull="never")
+    provider = DockerProvider(settings)
+    async with serving(provider, images.alpine, run_dir) as service:
+        await filled(service)
+        made = await service.create(SH)
+        assert made.started is Started.WARM
+        await say(service, made.id, "echo x > file; echo y > /tmp/file")
+        left = await service.start(made.id, ExecCall(("sleep", "1000")))
+        await left.aclose()
+        await filled(service)
+        assert (await service.reset(made.id)).started is Started.WARM
+        assert await say(service, made.id, "ls -A /workspace /tmp | grep file; :") == ""
+        assert await service.execs(made.id) != []  # only what ran since
+        assert [x.id for x in await service.execs(made.id) if x.running] == []
+        await filled(service)
+        assert len(await owned(provider)) == 2
+        await _adjusted(service)
+        await service.delete(made.id)
+        again = await asyncio.gather(*(service.create(SH) for _ in range(4)))
+        assert {sandbox.started for sandbox in again} == {Started.WARM, Started.COLD}
+        assert service.pool().memory_bytes <= service.pool().max_memory_bytes
+        for sandbox in again:
+            assert await say(service, sandbox.id, "echo on") == "on\n"
+
+
+async def _adjusted(service: Service) -> None:
+    made = await service.create(CreateRequest(template="sh", limits={"memory": 48 * MIB}))
+    eat = "a=$(head -c 100000000 /dev/zero | tr '\\0' x); echo ${#a}"
+    eaten = await service.exec(made.id, ExecCall(("sh", "-c", eat)))
+    assert eaten.exit.reason is Reason.OOM_KILLED or eaten.stdout != b"100000000\n"
+    assert made.limits.memory == 48 * MIB
+    await service.delete(made.id)
+    await filled(service)
