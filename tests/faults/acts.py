@@ -248,6 +248,30 @@ class Deleting(Acts):
         assert await self.machine.listed() == {}
 
 
+class Resetting(Acts):
+    """One box or the other: the sandbox works, and what was said to be gone is."""
+
+    async def prepare(self) -> None:
+        calls = [create(self.http, key) for key in self.keys()]
+        self.ids = list(await asyncio.gather(*calls))
+        self.duration = await took(asyncio.gather(*map(self.reset, self.ids)))
+
+    async def reset(self, id: str) -> int:
+        return (await self.http.post(f"/v1/sandboxes/{id}/reset")).status_code
+
+    async def once(self) -> None:
+        for id in self.ids:
+            assert (await execute(self.http, id, "echo x > left")).status_code == 200
+        answers = await self.interrupted(*map(self.reset, self.ids))
+        await restart(self.machine)
+        for id, answer in zip(self.ids, answers, strict=True):
+            assert await works(self.http, id), "a reset loses no sandbox"
+            left = (await execute(self.http, id, ["cat", "left"])).json()["stdout"]
+            assert left in ("x\n", ""), "as it was, or as new"
+            if answer == 200:
+                assert left == "", "what was reset stays so"
+
+
 async def killed_repeatedly(
     machine: Machine, http: httpx.AsyncClient, kind: type[Acts], *, points: int, seed: int
 ) -> None:

@@ -32,6 +32,8 @@ class Process(NamedTuple):
 @dataclass(slots=True)
 class Footprint:
     rows: dict[str, str] = field(default_factory=dict)  # id → state, in the store
+    boxes: dict[str, str] = field(default_factory=dict)  # id → that of its box
+    views: set[str] = field(default_factory=set)  # of boxes that share them with nobody
     folders: set[str] = field(default_factory=set)  # of boxes, below run_dir
     keepers: set[str] = field(default_factory=set)  # boxes whose socket is listened on
     cgroups: dict[str, set[str]] = field(default_factory=dict)  # by controller
@@ -44,7 +46,7 @@ class Footprint:
 
     def differences(self, *, serving: bool = True) -> list[str]:
         """What does not agree with the store. Nothing, if all is well."""
-        live = {id for id, state in self.rows.items() if state != "failed"}
+        live = {self.boxes.get(id, id) for id, state in self.rows.items() if state != "failed"}
         halfway = {id: state for id, state in self.rows.items() if state not in SETTLED}
         found = [f"{id} is still {state}" for id, state in halfway.items()]
         found += differing("folders", self.folders, live)
@@ -52,6 +54,7 @@ class Footprint:
         for controller, ids in self.cgroups.items():
             found += differing(f"{controller} cgroups", ids, live)
         found += [f"disk without a row: {id}" for id in self.disks - live]
+        found += [f"view without a row: {id}" for id in self.views - live]
         if len(self.loops) > len(live):
             found.append(f"{len(self.loops)} loop devices for {len(live)} sandboxes")
         found += [f"mounted: {point}" for point in self.mounts]
@@ -73,7 +76,7 @@ def differing(what: str, found: set[str], wanted: set[str]) -> list[str]:
 
 def look(base: Path, *, server: int | None, ignored: frozenset[int] = frozenset()) -> Footprint:
     """`ignored` are processes of the tests themselves."""
-    seen = Footprint(rows=rows_of(base))
+    seen = Footprint(rows=rows_of(base), boxes=boxes_of(base), views=views_of(base))
     seen.folders = set(names_in(base / "run/boxes"))
     suffix = f"-{instance(base)}"
     seen.disks = {name.removesuffix(suffix) for name in names_in(base / "data/boxes")}
@@ -94,6 +97,20 @@ def rows_of(base: Path) -> dict[str, str]:
         return {}
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as db:
         return dict(db.execute("SELECT id, state FROM sandboxes").fetchall())
+
+
+def boxes_of(base: Path) -> dict[str, str]:
+    path = base / "data/capsule.db"
+    if not path.exists():
+        return {}
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as db:
+        rows = db.execute("SELECT id, body FROM sandboxes").fetchall()
+    return {id: json.loads(body).get("box_id") or id for id, body in rows}
+
+
+def views_of(base: Path) -> set[str]:
+    found = names_in(base / "run/views")
+    return {name.removeprefix("own-") for name in found if name.startswith("own-")}
 
 
 def names_in(folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ from tests.faults.acts import (
     Creating,
     Deleting,
     Executing,
+    Resetting,
     Uploading,
     killed_repeatedly,
 )
@@ -28,6 +29,11 @@ ALL = [Creating, Executing, Uploading, Deleting]
 async def test_a_server_killed_at_13_points(own_nursery: Nursery, kind: type[Acts]) -> None:
     async with running(own_nursery) as machine, machine.http() as http:
         await killed_repeatedly(machine, http, kind, points=13, seed=SEED)
+
+
+async def test_a_server_killed_at_13_points_of_resets(own_nursery: Nursery) -> None:
+    async with running(own_nursery) as machine, machine.http() as http:
+        await killed_repeatedly(machine, http, Resetting, points=13, seed=SEED)
 
 
 @pytest.mark.parametrize("kind", ALL)

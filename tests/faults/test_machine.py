@@ -36,7 +36,7 @@ async def test_a_box_without_a_row_is_seen_in_every_place(own_nursery: Nursery) 
 async def test_a_row_without_a_box_is_seen(own_nursery: Nursery) -> None:
     async with running(own_nursery) as machine:
         with closing(sqlite3.connect(machine.base / "data/capsule.db")) as db:
-            db.execute("INSERT INTO sandboxes VALUES ('nobody', 0, 'running', '')")
+            db.execute("INSERT INTO sandboxes VALUES ('nobody', 0, 'running', '{}')")
             db.commit()
             assert "keepers: none for nobody" in machine.footprint().differences()
             db.execute("DELETE FROM sandboxes")
