@@ -137,7 +137,7 @@ class KernelProcess:
             assert isinstance(said, bytes)
             seen += said.decode()
         self.signal()
-        return self.finish(pressing=self.kernel in wire.PRESSED)
+        return self.finish(pressing=self.kernel != "python")
 
     def _hear(self, *, pressing: bool) -> tuple[int, Said]:
         for _ in range(30 if pressing else 0):

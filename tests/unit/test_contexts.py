@@ -225,6 +225,24 @@ async def test_an_interrupt_is_never_too_early(box: Box, language: str) -> None:
         assert getattr(events[-1], "status", "") == "interrupted"
 
 
+async def test_code_that_swallows_an_interrupt_is_told_again_at_its_timeout(box: Box) -> None:
+    context = await box.context()
+    code = """
+import time
+for _ in range(2):
+    try:
+        print("on", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("caught", flush=True)
+"""
+    running = asyncio.create_task(box.run(code, context, timeout=1.0))
+    await eventually(lambda: box.contexts.interrupt(box.id, context), what="a run is under way")
+    ended = await running
+    assert (ended.end.status, ended.end.state) == ("timed_out", "idle")
+    assert ended.stdout == b"on\ncaught\non\ncaught\n"
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -50,6 +50,7 @@ class Wire:
         self.out, self.err = os.dup(1), os.dup(2)  # not inherited by child processes
         self.marker = b"\0"
         self.running = self.pending = False
+        self.run = 0
         self.shields = 0
         self._main = threading.get_ident()
         self._lock = threading.RLock()
@@ -67,7 +68,7 @@ class Wire:
         if not self.shields and self.pending:
             self.pending = False
             if self.running:
-                raise KeyboardInterrupt
+                self.strike()
 
     def _is_main(self):
         """Signals come to the main thread: no other can hold one off, or be hit by it."""
@@ -77,18 +78,25 @@ class Wire:
         if self.shields:
             self.pending = True
         elif self.running:
-            raise KeyboardInterrupt
+            self.strike()
+
+    def strike(self):
+        """Told, so that nobody sends it again: a second one would hit what cleans up."""
+        self._put(self.out, {"k": "hit", "run": self.run})
+        raise KeyboardInterrupt
 
     def send(self, message, fd=None):
-        data = json.dumps(message, separators=(",", ":")).encode("ascii")
         with self, self._lock:
             flush()  # what was printed before comes before
-            for start in range(0, len(data), PIECE):
-                piece = data[start : start + PIECE]
-                first, last = start == 0, start + PIECE >= len(data)
-                flag = b"MEBS"[2 * first + last : 2 * first + last + 1]
-                head = b"%s%s%04x" % (self.marker, flag, len(piece))
-                self._write(self.out if fd is None else fd, head + piece)
+            self._put(self.out if fd is None else fd, message)
+
+    def _put(self, fd, message):
+        data = json.dumps(message, separators=(",", ":")).encode("ascii")
+        for start in range(0, len(data), PIECE):
+            piece = data[start : start + PIECE]
+            first, last = start == 0, start + PIECE >= len(data)
+            flag = b"MEBS"[2 * first + last : 2 * first + last + 1]
+            self._write(fd, b"%s%s%04x" % (self.marker, flag, len(piece)) + piece)
 
     def _write(self, fd, data):
         while True:
@@ -463,10 +471,9 @@ class Kernel:
 
     def execute(self, code):
         signal.signal(signal.SIGINT, self.wire.interrupt)
-        self.wire.pending, self.wire.running = False, True
+        self.wire.run, self.wire.pending, self.wire.running = self.run, False, True
         status = "ok"
         try:
-            self.wire.send({"k": "begin", "run": self.run})  # from here on no interrupt is lost
             value = self.evaluate(code)
             if value is not None:
                 self.names["_"] = value

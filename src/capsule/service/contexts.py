@@ -3,7 +3,7 @@
 Tasks, all owned by `Contexts` and ended by `aclose`:
   run N in ID    one per run under way: talks to the kernel, feeds whoever follows, watches the
                  time. It goes on when its caller leaves
-  interrupt ID   tells a shell or Node again, which may have missed it
+  interrupt ID   tells an interpreter again that may have missed it
   close ID       lets go of a connection whose sandbox has ended
 
 Between runs nobody reads a connection: what a thread prints meanwhile waits in the agent, and comes
@@ -56,7 +56,7 @@ MAX_CONTEXTS = 32  # per sandbox
 KEPT = 16 * MIB  # output the agent keeps for a server that is behind
 START_BUDGET = 60.0
 _GLANCE = 0.2
-_PRESSES = 6
+_PRESSES = 10
 
 
 @dataclass(slots=True)
@@ -130,12 +130,9 @@ class Contexts:
             return False
         async with visit as link:
             if context.talk is not None:
-                if not context.running:  # but lost, and to be waited for
-                    await context.talk.stream.signal("INT")
-                    return True
-                await context.talk.interrupt(context.record.run)
-                if context.record.kernel in wire.PRESSED:
-                    self._tasks.spawn(_press(context, context.record.run), f"interrupt {name}")
+                context.talk.hit = 0
+                await context.talk.stream.signal("INT")
+                self._tasks.spawn(_press(context, context.record.run), f"interrupt {name}")
                 return True
             return await link.kill(context.exec_id, signal="INT")
 
@@ -454,12 +451,13 @@ class Contexts:
 
 
 async def _press(context: Context, run: int) -> None:
-    """Again, while the run goes on."""
+    """Interrupt it again, while it goes on and was not hit."""
     for _ in range(_PRESSES):
         await asyncio.sleep(wire.PRESS)
-        if context.talk is None or not context.running or context.record.run != run:
+        talk = context.talk
+        if talk is None or not context.running or context.record.run != run or talk.hit == run:
             return
-        await context.talk.interrupt(run)
+        await talk.stream.signal("INT")
 
 
 async def _kill(link: AgentLink, context: Context, reason: str) -> None:

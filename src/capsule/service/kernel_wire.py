@@ -21,10 +21,9 @@ MAX_JSON = 1024 * 1024  # of a form that is JSON, and so has to be looked into
 MAX_WORDS = 64 * 1024  # of what a kernel says about its forms and imports
 MAX_DEPTH = 64
 
-# Interpreters that may lose an interrupt: a shell between two commands, Node between the two ways
-# in which it listens. They are told again, until they end the run.
-PRESSED = ("bash", "node")
-PRESS = 0.5
+# An interrupt may come before a run has begun; a shell between two commands may lose one, and
+# Node. So it is repeated this often, until the run ends or says that it was hit.
+PRESS = 0.3
 
 _HEAD = 5  # after the marker: a flag and four hexadecimal digits
 NOTHING = msgspec.Raw()
@@ -35,8 +34,8 @@ class Ready(msgspec.Struct, tag_field="k", tag="ready", frozen=True):
     failed: msgspec.Raw = NOTHING  # imports, and what went wrong: {"name": "text"}
 
 
-class Begun(msgspec.Struct, tag_field="k", tag="begin", frozen=True):
-    """Python only: an interrupt before this would be one too early, and do nothing."""
+class Hit(msgspec.Struct, tag_field="k", tag="hit", frozen=True):
+    """An interrupt has reached the run."""
 
     run: int
 
@@ -82,7 +81,7 @@ class Dropped(msgspec.Struct, tag_field="k", tag="", frozen=True):
     """A message that was too large, not understood, or cut."""
 
 
-Message = Ready | Begun | Shown | Raised | Ended | Synced
+Message = Ready | Hit | Shown | Raised | Ended | Synced
 Said = bytes | Message | Dropped
 
 _decode = msgspec.json.Decoder(Message).decode

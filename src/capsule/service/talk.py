@@ -14,9 +14,9 @@ from capsule.link.exec_stream import ExecStream, Gap
 from capsule.model import Exit, Reason, Stream
 from capsule.service import kernel_wire as wire
 from capsule.service.kernel_wire import (
-    Begun,
     Dropped,
     Ended,
+    Hit,
     Raised,
     Said,
     Shown,
@@ -37,8 +37,7 @@ class Talk:
         self.kernel = kernel
         self.lost_bytes = 0
         self.gaps = 0
-        self.begun = 0  # the run that an interrupt would hit
-        self._due = 0  # the run that is to be interrupted once it has begun
+        self.hit = 0  # the run that an interrupt has reached
         self._splitters = {each: Splitter(nonce) for each in (Stream.STDOUT, Stream.STDERR)}
 
     async def hear(self) -> Iterable[Heard] | None:
@@ -58,17 +57,6 @@ class Talk:
         else:
             said = splitter.feed(item.data)
         return [(item.stream, each) for each in said]
-
-    async def interrupt(self, run: int) -> None:
-        """As Ctrl-C would. A run that has not begun is interrupted when it does."""
-        self._due = run
-        if self.kernel in wire.PRESSED or self.begun == run:
-            await self.interrupt_if_due(run)
-
-    async def interrupt_if_due(self, run: int) -> None:
-        if self._due == run:
-            self._due = 0
-            await self.stream.signal("INT")
 
     def rest(self) -> Iterable[Heard]:
         """What was held back, as it might have become a message."""
@@ -146,8 +134,6 @@ class Conversation:
                     self._take(talk.rest())
                     return outcome
                 self._take(heard)
-                if talk.begun == self._live.run:
-                    await talk.interrupt_if_due(talk.begun)
                 await self._ask_after_gap()
         finally:
             await _settled(sending)
@@ -169,6 +155,7 @@ class Conversation:
             self._missing.clear()  # it said that it is over; a stream's mark was lost
         elif not outcome.timed_out:
             outcome.timed_out, outcome.kill_at = True, self._loop.time() + GRACE
+            self._talk.hit = 0  # what it was told before was not enough
             await self._press()
         elif self._loop.time() < outcome.kill_at:
             await self._press()
@@ -178,11 +165,13 @@ class Conversation:
             await self._kill()
 
     async def _press(self) -> None:
-        again = self._loop.time() + wire.PRESS
-        pressed = self._talk.kernel in wire.PRESSED
+        """Interrupt it, unless that has reached it already."""
         kill_at = self._outcome.kill_at
-        self._deadline = min(again, kill_at) if pressed else kill_at
-        await self._talk.interrupt(self._live.run)
+        if self._talk.hit == self._live.run:
+            self._deadline = kill_at
+            return
+        self._deadline = min(self._loop.time() + wire.PRESS, kill_at)
+        await self._talk.stream.signal("INT")
 
     def _take(self, heard: Iterable[Heard]) -> None:
         for stream, said in heard:
@@ -194,8 +183,8 @@ class Conversation:
                         self._live.put(said, size)
                 case Raised():
                     self._live.put(said)
-                case Begun(run=self._live.run):
-                    self._talk.begun = said.run
+                case Hit():
+                    self._talk.hit = said.run
                 case Dropped():
                     self.tally.dropped += 1
                 case Ended(run=self._live.run):
