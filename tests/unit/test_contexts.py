@@ -339,6 +339,22 @@ async def test_restart_and_delete_end_a_run_under_way(box: Box) -> None:
     assert running == []
 
 
+async def test_a_run_in_line_learns_that_its_context_was_deleted(box: Box) -> None:
+    context = await box.context()
+    live = await box.start("print('on', flush=True)\nimport time; time.sleep(60)", context)
+    await until_printed(live, b"on")
+    waiting = asyncio.create_task(box.run("1", context))
+
+    async def waits() -> bool:
+        return (await box.contexts.list(box.id))[0].waiting == 1
+
+    await eventually(waits, what="it waits in line")
+    await box.contexts.delete(box.id, context)
+    with pytest.raises(NotFoundError, match="was deleted"):
+        await waiting
+    assert await box.contexts.list(box.id) == []
+
+
 async def test_a_restart_takes_what_the_old_one_started(box: Box) -> None:
     context = await box.context()
     await box.run("import subprocess; p = subprocess.Popen(['sleep', '1000'])", context)

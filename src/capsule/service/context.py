@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from capsule.errors import CapacityError, WrongStateError
+from capsule.errors import CapacityError, NotFoundError, WrongStateError
 from capsule.model import ExecId
 from capsule.service.talk import Talk
 
@@ -55,6 +55,7 @@ class Context:
     running: bool = False
     lost_run: int | None = None
     syncing: int = 0  # a sync that has not been answered yet
+    gone: bool = False  # deleted, or its sandbox was: nothing of it is recorded any more
     over: str = ""  # why its interpreter is being ended by us
     waiting: int = 0
     # One run at a time, in the order of their coming; also held while it is restarted.
@@ -104,6 +105,9 @@ class Context:
             self.waiting -= 1
 
     def check_alive(self) -> None:
+        """Raises NotFoundError, WrongStateError."""
+        if self.gone:
+            raise NotFoundError(f"context {self.id} was deleted", hint="create another")
         if self.record.dead:
             raise WrongStateError(
                 f"context {self.id} is dead: {self.record.dead}",

@@ -28,19 +28,19 @@ from capsule.errors import (
     CapsuleError,
     ConflictError,
     InvalidError,
-    NoSpaceError,
     NotFoundError,
     UnavailableError,
     WrongStateError,
 )
 from capsule.link.link import AgentLink
-from capsule.model import MIB, WORKSPACE, ExecInfo, ExecRequest, SandboxId
+from capsule.model import WORKSPACE, ExecInfo, SandboxId
 from capsule.service import kernel_wire as wire
 from capsule.service import validate
 from capsule.service.access import Access
 from capsule.service.context import Context, ContextInfo, ContextRecord
 from capsule.service.context_calls import ContextCall, ContextRun, code_of, fresh, imports_of
 from capsule.service.entry import Entry
+from capsule.service.interpreters import Interpreters, hang_up, kill
 from capsule.service.kernels import start_of
 from capsule.service.live_run import LiveRun, RunEnd, RunResult, collect
 from capsule.service.permits import Permit, Permits
@@ -53,8 +53,6 @@ from capsule.settings import brief
 log = structlog.get_logger(__name__)
 
 MAX_CONTEXTS = 32  # per sandbox
-KEPT = 16 * MIB  # output the agent keeps for a server that is behind
-START_BUDGET = 60.0
 _GLANCE = 0.2
 _PRESSES = 10
 
@@ -75,6 +73,7 @@ class Contexts:
         self._room = parts.room
         self._access = access
         self._permits = permits
+        self._interpreters = Interpreters(parts.store, permits)
         self._shelves: dict[SandboxId, _Shelf] = {}
         self._tasks = Tasks()
 
@@ -83,7 +82,7 @@ class Contexts:
         await self._tasks.aclose()
         for shelf in self._shelves.values():
             for context in shelf.contexts.values():
-                await _hang_up(context)
+                await hang_up(context)
 
     async def create(self, id: str, call: ContextCall) -> ContextInfo:
         visit = self._access.visit(id)
@@ -141,13 +140,13 @@ class Contexts:
         visit = self._access.visit(id)
         context = _found(await self._shelf(visit.entry), name)
         async with visit as link:
-            await _kill(link, context, "it was restarted")
+            await kill(link, context, "it was restarted")
             async with context.turn:
-                await _kill(link, context, "it was restarted")  # another may have been faster
-                await _hang_up(context)
+                await kill(link, context, "it was restarted")  # another may have been faster
+                await hang_up(context)
                 exec_id, nonce = fresh()
                 record = replace(context.record, exec_id=exec_id, nonce=nonce, busy=False, dead="")
-                await self._launch(visit.entry, link, context, record)
+                await self._interpreters.launch(visit.entry, link, context, record)
                 return context.info()
 
     async def delete(self, id: str, name: str) -> None:
@@ -156,9 +155,10 @@ class Contexts:
         context = _found(shelf, name)
         async with visit as link:
             shelf.contexts.pop(name, None)
-            await _kill(link, context, "it was deleted")
+            context.gone = True
+            await kill(link, context, "it was deleted")
             async with context.turn:  # its run has seen the end
-                await _hang_up(context)
+                await hang_up(context)
             await self._store.remove_context(visit.entry.id, name)
 
     async def list(self, id: str) -> builtins.list[ContextInfo]:
@@ -178,11 +178,11 @@ class Contexts:
     ) -> None:
         """Whether it still lives; and whether a run that was lost is over."""
         if known is None or not known.running:
-            await self._bury(entry, context, describe(known.exit if known else None))
+            await self._interpreters.bury(entry, context, describe(known.exit if known else None))
         elif context.record.busy or context.syncing:
             with suppress(ConflictError, WrongStateError):
-                talk = context.talk or await self._attach(entry, link, context)
-                await self._sync(entry, context, talk, _GLANCE)
+                talk = context.talk or await self._interpreters.attach(entry, link, context)
+                await self._interpreters.sync(entry, context, talk, _GLANCE)
 
     async def _shelf(self, entry: Entry) -> _Shelf:
         shelf = self._shelves.get(entry.id)
@@ -198,8 +198,9 @@ class Contexts:
     def _forget(self, entry: Entry) -> None:
         shelf = self._shelves.pop(entry.id, None)
         for context in shelf.contexts.values() if shelf else ():
+            context.gone = True
             if context.talk is not None and not context.running:
-                self._tasks.spawn(_hang_up(context), f"close {entry.id}")
+                self._tasks.spawn(hang_up(context), f"close {entry.id}")
 
     async def _find_for(self, entry: Entry, link: AgentLink, call: ContextRun) -> Context:
         if call.context is None:
@@ -249,73 +250,11 @@ class Contexts:
         shelf.contexts[name] = context
         try:
             async with context.turn:
-                await self._launch(entry, link, context, record)
+                await self._interpreters.launch(entry, link, context, record)
         except BaseException:
             shelf.contexts.pop(name, None)
             raise
         return context
-
-    async def _launch(
-        self, entry: Entry, link: AgentLink, context: Context, record: ContextRecord
-    ) -> None:
-        """Recorded first, so that whoever finds the exec finds its context."""
-        start = start_of(entry.template, record.language)
-        await self._store.save_context(entry.id, record)
-        context.record, context.over, context.lost_run, context.syncing = record, "", None, 0
-        request = ExecRequest(
-            argv=await start.argv(),
-            id=context.exec_id,
-            env={**entry.environ, **record.env},
-            cwd=record.cwd,
-            timeout=0.0,
-            stdin=True,
-            output_limit=KEPT,
-            keep="tail",
-        )
-        try:
-            with self._permits.take(entry):
-                context.talk = Talk(await link.exec(request), record.kernel, record.nonce)
-                await self._greet(context)
-        except BaseException as error:
-            reason = error.message if isinstance(error, CapsuleError) else "it was not started"
-            await _hang_up(context)
-            await self._stillborn(entry, link, context, reason)
-            raise
-
-    async def _greet(self, context: Context) -> None:
-        record, talk = context.record, context.talk
-        assert talk is not None
-        await talk.stream.send(wire.hello(record.kernel, record.nonce, record.imports))
-        try:
-            async with asyncio.timeout(START_BUDGET):
-                ready = await talk.ready()
-        except TimeoutError:
-            raise UnavailableError(
-                f"the {record.language} interpreter was not ready within {START_BUDGET:g} seconds",
-                hint="import less in advance, or give the sandbox more of a core",
-            ) from None
-        if ready is None:
-            raise InvalidError(
-                f"the {record.language} interpreter of this sandbox cannot be used:"
-                f" {describe(talk.stream.exit)}",
-                hint="a context needs Python 3.8, Node 18 or bash 4.4, or newer",
-                field="language",
-            )
-        for name, problem in wire.words(ready.failed).items():
-            raise InvalidError(f"imports: {brief(name)} failed: {problem}", field="imports")
-
-    async def _stillborn(
-        self, entry: Entry, link: AgentLink, context: Context, reason: str
-    ) -> None:
-        """No interpreter is left; and no record, unless the context had lived before."""
-        try:
-            await link.kill(context.exec_id)
-        except CapsuleError as error:
-            log.debug("no interpreter to end", context=context.id, reason=error.message)
-        if context.record.run:
-            await self._bury(entry, context, reason)
-        else:
-            await self._store.remove_context(entry.id, context.id)
 
     async def _begin(
         self, entry: Entry, link: AgentLink, context: Context, code: str, timeout: float
@@ -323,9 +262,9 @@ class Contexts:
         context.check_alive()
         permit = self._permits.take(entry)
         try:
-            talk = context.talk or await self._attach(entry, link, context)
+            talk = context.talk or await self._interpreters.attach(entry, link, context)
             if context.syncing:
-                await self._sync(entry, context, talk, timeout)
+                await self._interpreters.sync(entry, context, talk, timeout)
             record = replace(context.record, run=context.record.run + 1, busy=True)
             await self._store.save_context(entry.id, record)
         except BaseException:
@@ -359,10 +298,11 @@ class Contexts:
             dropped, lost = talking.tally.dropped, talk.lost_bytes
             live.put(replace(end, duration_ms=spent, dropped=dropped, lost_bytes=lost))
         except UnavailableError as error:
-            await _hang_up(context)
+            context.lost_run = live.run
+            await hang_up(context)
             live.fail(await self._access.pulse.explain(entry, error, link))
         except CapsuleError as error:
-            await _hang_up(context)
+            await hang_up(context)
             live.fail(error)
         finally:
             context.running = False
@@ -376,9 +316,9 @@ class Contexts:
         if outcome.exit is not None:
             reason = context.over or why(outcome, timeout)
             live.put(wire.Raised("InterpreterDied", reason))
-            await self._bury(entry, context, reason)
+            await self._interpreters.bury(entry, context, reason)
         else:
-            await self._save(entry, context, replace(context.record, busy=False))
+            await self._interpreters.save(entry, context, replace(context.record, busy=False))
         context.running = False
         status = "died" if outcome.exit is not None else outcome.status or "lost"
         return RunEnd(
@@ -389,60 +329,6 @@ class Contexts:
             exit_code=outcome.exit_code,
             reason=context.record.dead,
         )
-
-    async def _attach(self, entry: Entry, link: AgentLink, context: Context) -> Talk:
-        """To an interpreter that an earlier server started, or whose connection broke."""
-        known = next((each for each in await link.execs() if each.id == context.exec_id), None)
-        if known is None or not known.running:
-            await self._bury(entry, context, describe(known.exit if known else None))
-            context.check_alive()
-        assert known is not None
-        stream = await link.attach(
-            known.id, stdout=known.stdout_bytes, stderr=known.stderr_bytes, input=True
-        )
-        talk = Talk(stream, context.record.kernel, context.record.nonce)
-        try:
-            record = replace(context.record, run=context.record.run + 1)
-            await stream.send(wire.sync(record.kernel, record.run))
-        except BaseException:
-            await stream.aclose()
-            raise
-        context.record, context.talk, context.syncing = record, talk, record.run
-        return talk
-
-    async def _sync(self, entry: Entry, context: Context, talk: Talk, timeout: float) -> None:
-        """Until what was under way before is over; its output is nobody's."""
-        try:
-            async with asyncio.timeout(timeout):
-                lives = await talk.synced(context.syncing)
-        except TimeoutError:
-            raise ConflictError(
-                f"context {context.id} is busy with run {context.lost_run or context.record.run},"
-                " which was begun before the server's restart",
-                hint="interrupt it, or restart the context",
-                context=context.id,
-            ) from None
-        if not lives:
-            await self._bury(entry, context, describe(talk.stream.exit))
-            context.check_alive()
-        context.syncing = 0
-        context.record = replace(context.record, busy=False)
-
-    async def _bury(self, entry: Entry, context: Context, reason: str) -> None:
-        await _hang_up(context)
-        if not context.record.dead:
-            await self._save(entry, context, replace(context.record, dead=reason, busy=False))
-
-    async def _save(self, entry: Entry, context: Context, record: ContextRecord) -> None:
-        """What a restarted server would find out by itself: worth trying, not worth failing."""
-        context.record = record
-        shelf = self._shelves.get(entry.id)
-        if shelf is None or shelf.contexts.get(context.id) is not context:
-            return  # deleted meanwhile, or its sandbox was
-        try:
-            await self._store.save_context(entry.id, record)
-        except (UnavailableError, NoSpaceError) as error:
-            log.warning("context not recorded", sandbox=entry.id, reason=error.message)
 
     def _timeout(self, asked: float | None) -> float:
         if asked is None:
@@ -458,21 +344,6 @@ async def _press(context: Context, run: int) -> None:
         if talk is None or not context.running or context.record.run != run or talk.hit == run:
             return
         await talk.stream.signal("INT")
-
-
-async def _kill(link: AgentLink, context: Context, reason: str) -> None:
-    """No process of its interpreter is left, nor of what that started."""
-    context.over = reason
-    try:
-        await link.kill(context.exec_id)
-    except NotFoundError:
-        log.debug("interpreter already forgotten", context=context.id)
-
-
-async def _hang_up(context: Context) -> None:
-    talk, context.talk = context.talk, None
-    if talk is not None:
-        await talk.stream.aclose()
 
 
 def _recalled(record: ContextRecord) -> Context:

@@ -1,0 +1,168 @@
+"""The interpreters of contexts: how one is started, found again, and given up."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from capsule.errors import (
+    CapsuleError,
+    ConflictError,
+    InvalidError,
+    NoSpaceError,
+    NotFoundError,
+    UnavailableError,
+)
+from capsule.link.link import AgentLink
+from capsule.model import MIB, ExecRequest
+from capsule.service import kernel_wire as wire
+from capsule.service.context import Context, ContextRecord
+from capsule.service.entry import Entry
+from capsule.service.kernels import start_of
+from capsule.service.permits import Permits
+from capsule.service.store import Store
+from capsule.service.talk import Talk, describe
+from capsule.settings import brief
+
+log = structlog.get_logger(__name__)
+
+KEPT = 16 * MIB  # output the agent keeps for a server that is behind
+START_BUDGET = 60.0
+
+
+class Interpreters:
+    def __init__(self, store: Store, permits: Permits) -> None:
+        self._store = store
+        self._permits = permits
+
+    async def launch(
+        self, entry: Entry, link: AgentLink, context: Context, record: ContextRecord
+    ) -> None:
+        """Recorded first, so that whoever finds the exec finds its context."""
+        start = start_of(entry.template, record.language)
+        await self._store.save_context(entry.id, record)
+        context.record, context.over, context.lost_run, context.syncing = record, "", None, 0
+        request = ExecRequest(
+            argv=await start.argv(),
+            id=context.exec_id,
+            env={**entry.environ, **record.env},
+            cwd=record.cwd,
+            timeout=0.0,
+            stdin=True,
+            output_limit=KEPT,
+            keep="tail",
+        )
+        try:
+            with self._permits.take(entry):
+                context.talk = Talk(await link.exec(request), record.kernel, record.nonce)
+                await self._greet(context)
+        except BaseException as error:
+            reason = error.message if isinstance(error, CapsuleError) else "it was not started"
+            await hang_up(context)
+            await self._stillborn(entry, link, context, reason)
+            raise
+
+    async def _greet(self, context: Context) -> None:
+        record, talk = context.record, context.talk
+        assert talk is not None
+        await talk.stream.send(wire.hello(record.kernel, record.nonce, record.imports))
+        try:
+            async with asyncio.timeout(START_BUDGET):
+                ready = await talk.ready()
+        except TimeoutError:
+            raise UnavailableError(
+                f"the {record.language} interpreter was not ready within {START_BUDGET:g} seconds",
+                hint="import less in advance, or give the sandbox more of a core",
+            ) from None
+        if ready is None:
+            raise InvalidError(
+                f"the {record.language} interpreter of this sandbox cannot be used:"
+                f" {describe(talk.stream.exit)}",
+                hint="a context needs Python 3.8, Node 18 or bash 4.4, or newer",
+                field="language",
+            )
+        for name, problem in wire.words(ready.failed).items():
+            raise InvalidError(f"imports: {brief(name)} failed: {problem}", field="imports")
+
+    async def _stillborn(
+        self, entry: Entry, link: AgentLink, context: Context, reason: str
+    ) -> None:
+        """No interpreter is left; and no record, unless the context had lived before."""
+        try:
+            await link.kill(context.exec_id)
+        except CapsuleError as error:
+            log.debug("no interpreter to end", context=context.id, reason=error.message)
+        if context.record.run:
+            await self.bury(entry, context, reason)
+        else:
+            await self._store.remove_context(entry.id, context.id)
+
+    async def attach(self, entry: Entry, link: AgentLink, context: Context) -> Talk:
+        """To an interpreter that an earlier server started, or whose connection broke."""
+        known = next((each for each in await link.execs() if each.id == context.exec_id), None)
+        if known is None or not known.running:
+            await self.bury(entry, context, describe(known.exit if known else None))
+            context.check_alive()
+        assert known is not None
+        stream = await link.attach(
+            known.id, stdout=known.stdout_bytes, stderr=known.stderr_bytes, input=True
+        )
+        talk = Talk(stream, context.record.kernel, context.record.nonce)
+        try:
+            record = replace(context.record, run=context.record.run + 1)
+            await stream.send(wire.sync(record.kernel, record.run))
+        except BaseException:
+            await stream.aclose()
+            raise
+        context.record, context.talk, context.syncing = record, talk, record.run
+        return talk
+
+    async def sync(self, entry: Entry, context: Context, talk: Talk, timeout: float) -> None:
+        """Until what was under way before is over; its output is nobody's."""
+        try:
+            async with asyncio.timeout(timeout):
+                lives = await talk.synced(context.syncing)
+        except TimeoutError:
+            raise ConflictError(
+                f"context {context.id} is busy with run {context.lost_run or context.record.run},"
+                " which was begun before the server's restart",
+                hint="interrupt it, or restart the context",
+                context=context.id,
+            ) from None
+        if not lives:
+            await self.bury(entry, context, describe(talk.stream.exit))
+            context.check_alive()
+        context.syncing = 0
+        context.record = replace(context.record, busy=False)
+
+    async def bury(self, entry: Entry, context: Context, reason: str) -> None:
+        await hang_up(context)
+        if not context.record.dead:
+            await self.save(entry, context, replace(context.record, dead=reason, busy=False))
+
+    async def save(self, entry: Entry, context: Context, record: ContextRecord) -> None:
+        """What a restarted server would find out by itself: worth trying, not worth failing."""
+        context.record = record
+        if context.gone:
+            return
+        try:
+            await self._store.save_context(entry.id, record)
+        except (UnavailableError, NoSpaceError) as error:
+            log.warning("context not recorded", sandbox=entry.id, reason=error.message)
+
+
+async def kill(link: AgentLink, context: Context, reason: str) -> None:
+    """No process of its interpreter is left, nor of what that started."""
+    context.over = reason
+    try:
+        await link.kill(context.exec_id)
+    except NotFoundError:
+        log.debug("interpreter already forgotten", context=context.id)
+
+
+async def hang_up(context: Context) -> None:
+    talk, context.talk = context.talk, None
+    if talk is not None:
+        await talk.stream.aclose()
