@@ -100,6 +100,7 @@ class Pool:
     def start(self) -> None:
         if max(self._config.pool_min, self._config.pool_max) > 0:
             self._open = True
+            self._warn_of_names()
             self._keep_named()
             self._fill()
             self._tasks.spawn(self._rounds(), "pool")
@@ -270,6 +271,13 @@ class Pool:
         shelf = Shelf(kind, spec, least, most, self._clock.monotonic())
         self._shelves[kind] = shelf
         return shelf
+
+    def _warn_of_names(self) -> None:
+        """A template may still come, when somebody builds it; a provider does not."""
+        for kind in self._named if self._config.pool_min > 0 else ():
+            if kind.template not in self._catalog or kind.provider not in self._providers:
+                name = f"{kind.template}@{kind.provider}"
+                log.warning("pool_templates names what there is not, or not yet", name=name)
 
     def _keep_named(self) -> None:
         for kind in self._named:

@@ -10,7 +10,7 @@ files one may open, which to raise takes a capability that a server in a contain
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,25 +34,29 @@ class Adjuster:
 
     def apply(self, limits: Limits) -> None:
         """Blocks. Raises OSError; then it is half done."""
-        for each in self.cgroups(limits):
-            _write_settings(Path(each["dir"]), each["set"])
+        _write_all(_settings(self.cgroups(limits)) - _settings(self.cgroups(self.launched)))
         if limits.memory != self.launched.memory:
             rewrite_memory(self.view, limits.memory)
 
 
-def _write_settings(cgroup: Path, settings: Sequence[Sequence[str]]) -> None:
+def _settings(cgroups: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    return {(f"{each['dir']}/{name}", value) for each in cgroups for name, value in each["set"]}
+
+
+def _write_all(settings: Iterable[tuple[str, str]]) -> None:
     """Some must not exceed each other (memory, and memory with swap): which one goes first depends
-    on whether they grow. The second time all of them fit."""
-    for last in (False, True):
-        for name, value in settings:
-            try:
-                _write(cgroup / name, value)
-            except OSError:
-                if last:
-                    raise
+    on whether they grow. What did not fit the first time does the second."""
+    refused: list[tuple[str, str]] = []
+    for path, value in settings:
+        try:
+            _write(path, value)
+        except OSError:
+            refused.append((path, value))
+    for path, value in refused:
+        _write(path, value)
 
 
-def _write(path: Path, value: str) -> None:
+def _write(path: str, value: str) -> None:
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, value.encode())
