@@ -211,7 +211,8 @@ class LocalProvider(Provider):
             return await asyncio.to_thread(work)
 
     async def kept(self) -> Sequence[str]:
-        return await asyncio.to_thread(self._ready().layers.ids)
+        with host_errors("layers cannot be listed"):
+            return await asyncio.to_thread(self._ready().layers.ids)
 
     async def drop(self, layer: str) -> None:
         with host_errors("a layer cannot be removed"):
