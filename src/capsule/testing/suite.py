@@ -16,6 +16,7 @@ from __future__ import annotations
 from capsule.testing.boxes import TestAdoption, TestConnections, TestLifecycle
 from capsule.testing.files import TestAtomicity, TestFullDisk, TestOddFiles, TestReadAndWrite
 from capsule.testing.fixtures import launch, leftovers, provider, subject, template
+from capsule.testing.kernels import TestKernel
 from capsule.testing.killing import TestBackground, TestKill, TestSignals
 from capsule.testing.limits import TestLimits, TestStress, TestUsage
 from capsule.testing.networking import TestDial, TestListen
@@ -36,6 +37,7 @@ __all__ = [
     "TestExit",
     "TestFullDisk",
     "TestInput",
+    "TestKernel",
     "TestKill",
     "TestLifecycle",
     "TestLimits",
