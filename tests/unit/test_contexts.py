@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ from capsule.service import (
 )
 from capsule.service.context import MAX_WAITING
 from capsule.service.contexts import MAX_CONTEXTS
-from capsule.service.live_run import MAX_RESULTS, Text
+from capsule.service.live_run import MAX_RESULTS, RunEnd, Text
 from tests.support import component_missing, eventually
 
 pytestmark = pytest.mark.real
@@ -460,6 +461,34 @@ async def test_output_beyond_the_limit_is_cut_and_the_run_goes_on(box: Box) -> N
     done = await box.run(f"import sys; sys.stdout.write('x' * {most + 5}); 3")
     assert (len(done.stdout), done.stdout_truncated) == (most, True)
     assert texts(done) == ["3"]
+
+
+FLOOD = "import sys\nfor _ in range(40): sys.stdout.write('x' * 1_000_000)\n"
+
+
+async def test_a_slow_reader_does_not_make_a_run_late(box: Box) -> None:
+    """What it missed is counted, and the run ends as it did."""
+    context = await box.context()
+    due = time.monotonic() + 1.5
+    live = await box.contexts.start(box.id, ContextRun(FLOOD, context, timeout=1.5))
+    await eventually(lambda: time.monotonic() > due, what="its timeout is over")
+    events = [event async for event in live]
+    end = events[-1]
+    assert isinstance(end, RunEnd)
+    assert end.status in ("ok", "lost")
+    read = sum(len(event.data) for event in events if isinstance(event, Text))
+    assert read + end.lost_bytes >= 40_000_000
+    assert texts(await box.run("1", context)) == ["1"]
+
+
+async def test_who_never_reads_is_given_up(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule.service.talk.STALL", 0.2)
+    context = await box.context()
+    live = await box.start(FLOOD, context)
+    assert texts(await box.run("1", context)) == ["1"]
+    with pytest.raises(UnavailableError, match="was not read for too long"):
+        async for _ in live:
+            pass
 
 
 async def test_code_of_several_megabytes(box: Box) -> None:

@@ -28,7 +28,7 @@ from capsule.settings import brief
 
 log = structlog.get_logger(__name__)
 
-KEPT = 16 * MIB  # output the agent keeps for a server that is behind
+KEPT = 8 * MIB  # output the agent keeps for a server that is behind
 START_BUDGET = 60.0
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from capsule.errors import CapsuleError
+from capsule.errors import CapsuleError, UnavailableError
 from capsule.model import MIB, Stream
 from capsule.service.kernel_wire import Raised, Shown
 from capsule.service.room import SMALL, Room
@@ -60,7 +60,7 @@ class LiveRun:
     service sees it to its end, and keeps the context for it until then.
 
     Iterating raises GoneError when the sandbox was ended meanwhile, UnavailableError when its box
-    cannot be reached: what the run did is unknown then.
+    cannot be reached: what the run did is unknown then. So does one that reads too slowly.
     """
 
     def __init__(self, context: str, run: int) -> None:
@@ -86,15 +86,21 @@ class LiveRun:
         self._error, self._over = error, True
         self._moved.set()
 
-    async def room(self, until: float) -> None:
-        """Wait for a follower that is behind, but not beyond `until` on the loop's clock."""
-        while self._size > AHEAD and not self._closed:
-            self._room.clear()
-            try:
-                async with asyncio.timeout_at(until):
+    async def room(self, patience: float) -> None:
+        """Wait for a follower that is behind; it is given up after `patience` seconds."""
+        try:
+            async with asyncio.timeout(patience):
+                while self._size > AHEAD and not self._closed:
+                    self._room.clear()
                     await self._room.wait()
-            except TimeoutError:
-                return
+        except TimeoutError:
+            await self.aclose()
+            text = f"the output of run {self.run} was not read for too long"
+            self.fail(UnavailableError(text, hint="the run goes on; read faster", run=self.run))
+
+    @property
+    def behind(self) -> bool:
+        return self._size > AHEAD
 
     def __aiter__(self) -> Self:
         return self

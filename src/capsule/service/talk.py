@@ -26,6 +26,7 @@ from capsule.service.kernel_wire import (
 from capsule.service.live_run import LiveRun, Tally, Text
 
 GRACE = 3.0
+STALL = 90.0  # how long a run's output may wait for whoever follows it, all in all
 _SETTLE = 1.0  # how long one stream's end mark may come after the other's
 
 Heard = tuple[Stream, Said]
@@ -118,6 +119,7 @@ class Conversation:
         self._outcome = Outcome()
         self._missing = {Stream.STDOUT, Stream.STDERR}
         self._gaps = 0
+        self._stall = STALL
 
     async def hold(self, code: str) -> Outcome:
         """Raises UnavailableError."""
@@ -127,7 +129,8 @@ class Conversation:
         sending = asyncio.ensure_future(talk.stream.send(request))  # it may be large
         try:
             while self._missing:
-                await self._live.room(self._deadline)
+                if self._live.behind:
+                    await self._wait_for_follower()
                 heard = await self._hear()
                 if heard is None:
                     outcome.exit = talk.stream.exit
@@ -139,6 +142,14 @@ class Conversation:
             await _settled(sending)
         self._take(talk.rest())
         return outcome
+
+    async def _wait_for_follower(self) -> None:
+        """What it takes to read a run's output is not the run's time."""
+        began = self._loop.time()
+        await self._live.room(max(self._stall, 0.0))
+        waited = self._loop.time() - began
+        self._stall -= waited
+        self._deadline += waited
 
     async def _hear(self) -> Iterable[Heard] | None:
         """What comes next; nothing when a deadline passes."""
