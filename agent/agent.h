@@ -135,6 +135,7 @@ bool map_over_itself(const char *path, int userns, bool read_only, struct fault 
 bool layers_map(struct fault *f);   /* by root, in the keeper's mount namespace */
 bool layers_make_dirs(int disk, bool outside, struct fault *f);
 bool layers_mount(struct fault *f); /* by pid 1 */
+bool volumes_mount(const char *root, struct fault *f); /* likewise */
 
 /* save.c: the worker that reads all that a box has written */
 void save_main(int disk, int conn, bool full, double unchanged_since) __attribute__((noreturn));

@@ -20,7 +20,7 @@
 #ifndef SYS_mount_setattr
 #define SYS_mount_setattr 442
 #endif
-enum { TREE_CLONE = 1, FROM_EMPTY_PATH = 4, SET_RDONLY = 1, SET_NOSUID = 2, SET_NODEV = 4, SET_IDMAP = 0x100000 };
+enum { TREE_CLONE = 1, FROM_EMPTY_PATH = 4, TO_EMPTY_PATH = 0x40, SET_RDONLY = 1, SET_NOSUID = 2, SET_NODEV = 4, SET_IDMAP = 0x100000 };
 struct attr { uint64_t set, clear, propagation, userns; };
 
 static const struct json *layers(void) {
@@ -64,12 +64,58 @@ bool map_over_itself(const char *path, int userns, bool read_only, struct fault 
     return true;
 }
 
+static const struct json *volumes(void) {
+    const struct json *v = json_get(box.spec, "volumes");
+    return v && v->type == J_ARR ? v->child : NULL;
+}
+
 bool layers_map(struct fault *f) {
-    if (!layers() || box.user_mode != USER_RANGE) return true;
+    if ((!layers() && !volumes()) || box.user_mode != USER_RANGE) return true;
     cleanup_fd int userns = map_namespace(box.uid_base, box.uid_count, f);
     if (userns < 0) return false;
     for (const struct json *l = layers(); l; l = l->next)
         if (l->type != J_STR || !map_over_itself(l->str, userns, true, f)) return f->err ? false : fault_set(f, EINVAL, "launch: layers");
+    for (const struct json *v = volumes(); v; v = v->next) {
+        const char *from = json_str(v, "from");
+        if (!from || !map_over_itself(from, userns, false, f)) return f->err ? false : fault_set(f, EINVAL, "launch: volumes");
+    }
+    return true;
+}
+
+/* One component further down. The folder may be from a snapshot: no link is followed, and what is missing is made. */
+static int descend(int dir, const char *name) {
+    int flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, fd = openat(dir, name, flags);
+    if (fd >= 0 || errno != ENOENT) return fd;
+    if (mkdirat(dir, name, 0755)) return -1;
+    if (box.user_mode == USER_RANGE && fchownat(dir, name, box.uid, box.gid, AT_SYMLINK_NOFOLLOW)) return -1;
+    return openat(dir, name, flags);
+}
+
+static bool mount_volume(const char *root, const struct json *v, struct fault *f) {
+    const char *from = json_str(v, "from"), *to = json_str(v, "to");
+    cleanup_free char *path = to ? strdup(to) : NULL;
+    char *rest = path;
+    if (!from || !path) return fault_set(f, EINVAL, "launch: volumes");
+    cleanup_fd int dir = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    for (char *part; dir >= 0 && (part = strtok_r(rest, "/", &rest));) {
+        int next = descend(dir, part);
+        int err = errno;
+        close(dir);
+        dir = next;
+        errno = err;
+    }
+    if (dir < 0) return fault_set(f, errno, "mount point of a volume");
+    cleanup_fd int tree = (int)syscall(SYS_open_tree, AT_FDCWD, from, TREE_CLONE | O_CLOEXEC);
+    struct attr a = {.set = SET_NOSUID | SET_NODEV | (json_bool(v, "ro", false) ? SET_RDONLY : 0)};
+    if (tree < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &a, sizeof a)) return fault_set(f, errno, "open a volume");
+    if (syscall(SYS_move_mount, tree, "", dir, "", FROM_EMPTY_PATH | TO_EMPTY_PATH)) return fault_set(f, errno, "mount a volume");
+    return true;
+}
+
+/* By pid 1, when its root stands. */
+bool volumes_mount(const char *root, struct fault *f) {
+    for (const struct json *v = volumes(); v; v = v->next)
+        if (!mount_volume(root, v, f)) return false;
     return true;
 }
 

@@ -147,6 +147,7 @@ bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f) {
     const struct json *mounts = json_get(box.spec, "mounts");
     for (const struct json *m = mounts ? mounts->child : NULL; m; m = m->next)
         if (!do_mount(m, f)) return false;
+    if (!volumes_mount(root, f)) return false;
     if (hostname && sethostname(hostname, strlen(hostname))) return fault_set(f, errno, "sethostname");
     if (json_bool(box.spec, "net", true) && !bring_up_loopback(f)) return false;
     if (chdir(root)) return fault_set(f, errno, "chdir to the new root");

@@ -18,6 +18,7 @@
 struct first { ino_t ino; char *path; }; /* of a file with several names */
 
 static int conn;
+static dev_t device; /* of the folder that is walked: a volume is another, and no part of it */
 static bool upper; /* what is read is the upper folder of an overlay */
 static char out[CHUNK], data[CHUNK];
 static size_t filled;
@@ -141,7 +142,8 @@ static void enter_folder(int dir, const char *name, const struct stat *st, int d
     int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) give_up(errno, NULL, NULL);
     put_entry(is_opaque(fd) ? 'D' : 'd', st, "", 0);
-    put_folder(fd, depth + 1);
+    if (st->st_dev == device) put_folder(fd, depth + 1);
+    else close(fd);
 }
 
 static void put_one(int dir, const char *name, int depth) {
@@ -189,6 +191,7 @@ static void put_root(int disk, const struct json *m, bool full) {
     path.n = 0;
     buf_add(&path, from, strlen(from));
     changed += is_changed(&st);
+    device = st.st_dev;
     if (S_ISDIR(st.st_mode)) enter_folder(dir, at, &st, 0);
 }
 

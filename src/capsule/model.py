@@ -131,6 +131,16 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeMount:
+    """A volume in a sandbox: which one, where, and whether it may be written."""
+
+    id: str
+    path: str
+    read_only: bool = False
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """All a provider needs to launch a box. Environments are no part of it: each exec has one."""
 
@@ -139,6 +149,7 @@ class SandboxSpec:
     hostname: str = "capsule"
     runtime: str = ""  # "": the template's
     layers: tuple[str, ...] = ()  # of the provider's, topmost first; what its files begin from
+    volumes: tuple[VolumeMount, ...] = ()
     # It may be given other limits later: nothing of it may be shared with boxes that are not.
     adjustable: bool = field(default=False, compare=False)
     # What a launch that takes its time (an image is pulled) is doing, for whoever waits for it.

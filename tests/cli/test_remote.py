@@ -82,6 +82,22 @@ def test_snapshots_and_forks(remote: Cli) -> None:
     remote("rm", id, other, *forks)
 
 
+def test_steps_and_volumes(remote: Cli) -> None:
+    assert remote("volume", "create", "cli-data").out == "cli-data\n"
+    made = remote("create", "bash", "--checkpoint", "--volume", "cli-data:/workspace/data")
+    id = made.out.strip()
+    remote("exec", id, "sh", "-c", "echo 1 > f; echo kept > data/f")
+    remote("exec", id, "rm", "f")
+    assert len(remote("steps", id).out.splitlines()) == 4
+    assert remote("diff", id, "1", "2").out == "D /workspace/f\n"
+    assert remote("undo", id, "1").out == f"{id}\n"
+    assert remote("exec", id, "cat", "f", "data/f").out == "1\nkept\n"
+    assert "in use" in remote("volume", "rm", "cli-data").err
+    remote("rm", id)
+    assert remote("volume", "rm", "cli-data").out == "cli-data\n"
+    assert json.loads(remote("volume", "ls", "--json").out) == {"volumes": []}
+
+
 def test_create_and_ls_as_json(remote: Cli) -> None:
     made = json.loads(remote("create", "python", "--cpus", "0.25", "--json").out)
     assert (made["template"], made["limits"]["cpus"]) == ("python", 0.25)

@@ -14,7 +14,8 @@ from tests.support.users import User
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.serial]
 
-FILES = tuple(f"tests/unit/test_{name}_real.py" for name in ("pause", "snapshots", "steps"))
+NAMES = ("pause", "snapshots", "steps", "volumes")
+FILES = tuple(f"tests/unit/test_{name}_real.py" for name in NAMES)
 
 
 @pytest.mark.timeout(300)

@@ -6,14 +6,13 @@ import capsule_sdk
 
 NAMES = """
 AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncContext AsyncExecStream AsyncSnapshots
-AsyncTemplates AsyncTerminal Build CapacityError Capsule CapsuleClient CapsuleError Change
-ConflictError Context ContextInfo Event ExecFailedError ExecInfo ExecResult ExecStream Exit
+AsyncTemplates AsyncTerminal AsyncVolumes Build CapacityError Capsule CapsuleClient CapsuleError
+Change ConflictError Context ContextInfo Event ExecFailedError ExecInfo ExecResult ExecStream Exit
 FileChange FileInfo ForbiddenError Gap GoneError ImageInfo InternalError InvalidError Limits Metrics
 NoSpaceError NotFoundError NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent
 RunFailedError RunResult SandboxInfo ShelfInfo SnapshotInfo Snapshots StepInfo TemplateInfo
-Templates
-Terminal TooLargeError Transfer UnauthenticatedError UnavailableError Unenforced Written
-WrongStateError
+Templates Terminal TooLargeError Transfer UnauthenticatedError UnavailableError Unenforced
+VolumeInfo Volumes Written WrongStateError
 """.split()
 
 CLIENT = "aclose close connect create get list pool".split()
@@ -47,6 +46,11 @@ def test_both_sandboxes_have_the_same_methods() -> None:
 def test_both_kinds_of_snapshots_have_the_same_methods() -> None:
     for cls in (capsule_sdk.Snapshots, capsule_sdk.AsyncSnapshots):
         assert public(cls) == {"delete", "get", "list"}
+
+
+def test_both_kinds_of_volumes_have_the_same_methods() -> None:
+    for cls in (capsule_sdk.Volumes, capsule_sdk.AsyncVolumes):
+        assert public(cls) == {"create", "delete", "get", "list"}
 
 
 def test_both_kinds_of_templates_have_the_same_methods() -> None:

@@ -278,3 +278,25 @@ def test_snapshot_restore_and_fork(client: CapsuleClient, capsule: Capsule) -> N
         client.snapshots.delete("sdk-base")
     with pytest.raises(NotFoundError):
         client.snapshots.get("sdk-base")
+
+
+def test_steps_undo_and_volumes(client: CapsuleClient) -> None:
+    client.volumes.create("sdk-data")
+    try:
+        mount = {"name": "sdk-data", "path": "/workspace/data"}
+        with client.create("bash", checkpoint="each", volumes=[mount]) as capsule:
+            capsule.exec("echo 1 > f; echo kept > data/f").check()
+            capsule.exec("echo 2 > f; touch g").check()
+            assert [step.step for step in capsule.steps()] == [0, 1, 2]
+            changed = {(each.path, each.change) for each in capsule.diff(1)}
+            assert changed == {("/workspace/f", "modified"), ("/workspace/g", "added")}
+            (fork,) = capsule.fork(at=1)
+            assert fork.exec("cat f data/f").stdout == "1\nkept\n"
+            fork.delete()
+            capsule.undo(1)
+            assert capsule.exec("cat f; ls").stdout == "1\ndata\nf\n"
+            with pytest.raises(ConflictError, match="in use"):
+                client.volumes.delete("sdk-data")
+        assert "sdk-data" in [volume.name for volume in client.volumes.list()]
+    finally:
+        client.volumes.delete("sdk-data")

@@ -11,6 +11,7 @@ import typer
 from capsule.cli import options as o
 from capsule.cli import show
 from capsule.cli.snapshot_commands import diff, fork, snapshot, steps, undo
+from capsule.cli.volume_commands import parse, volume
 
 app = typer.Typer(
     name="capsule",
@@ -23,6 +24,7 @@ app = typer.Typer(
 template = typer.Typer(no_args_is_help=True, help="What sandboxes start from.")
 app.add_typer(template, name="template")
 app.add_typer(snapshot, name="snapshot")
+app.add_typer(volume, name="volume")
 for command in (fork, steps, diff, undo):
     app.command()(command)
 
@@ -140,6 +142,10 @@ def create(
     snapshot: Annotated[
         str | None, typer.Option(help="Begin from the files of this snapshot.")
     ] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:PATH[:ro]", help="Mount a volume; repeatable."),
+    ] = None,
     checkpoint: Annotated[
         bool, typer.Option("--checkpoint", help="Leave a restore point after each exec.")
     ] = False,
@@ -172,6 +178,7 @@ def create(
             "metadata": o.pairs(metadata, option="--metadata"),
             "snapshot": snapshot,
             "checkpoint": "each" if checkpoint else None,
+            "volumes": parse(volume),
             "on_timeout": on_timeout,
             "auto_resume": auto_resume or None,
         },

@@ -21,6 +21,7 @@ from capsule.service import PoolStatus
 
 def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
     templates, snapshots, contexts = verbs.templates, verbs.snapshots, verbs.contexts
+    volumes = verbs.volumes
     return {
         "sandbox.v1.create": Method(s.Create, verbs.create, v.SandboxView),
         "sandbox.v1.get": on_sandbox(s.Nothing, verbs.get, v.SandboxView),
@@ -63,6 +64,10 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "context.v1.restart": on_sandbox(s.OfContext, contexts.restart, c.ContextView),
         "context.v1.list": on_sandbox(s.Nothing, contexts.list, c.ContextsView),
         "context.v1.delete": on_sandbox(s.OfContext, contexts.delete, v.DeletedView),
+        "volume.v1.create": Method(s.MakeVolume, volumes.create, v.VolumeView),
+        "volume.v1.list": Method(s.Nothing, volumes.list, v.VolumesView),
+        "volume.v1.get": Method(s.OfVolume, volumes.get, v.VolumeView),
+        "volume.v1.delete": Method(s.OfVolume, volumes.delete, v.DeletedView),
         "template.v1.list": Method(s.Nothing, templates.list, v.TemplatesView),
         "template.v1.get": Method(s.OfTemplate, templates.get, v.TemplateInfoView),
         "template.v1.build": Method(s.BuildTemplate, templates.build, v.BuiltView),

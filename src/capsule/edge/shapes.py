@@ -60,6 +60,22 @@ class LimitsShape(Shape, kw_only=True, frozen=True):
     open_files: Count | UnsetType = UNSET
 
 
+class MountVolume(Shape, kw_only=True, frozen=True):
+    name: Name
+    path: Path
+    read_only: bool = False
+
+
+class MakeVolume(Shape, kw_only=True, frozen=True):
+    name: Name
+    provider: Word | None = None
+    metadata: dict[str, str] = {}
+
+
+class OfVolume(Shape, kw_only=True, frozen=True):
+    name: Name
+
+
 class Create(Shape, kw_only=True, frozen=True):
     template: Word = "python"
     ttl_ms: Millis | None = None
@@ -73,6 +89,7 @@ class Create(Shape, kw_only=True, frozen=True):
     auto_resume: bool = False
     snapshot: Name | None = None
     checkpoint: Literal["none", "each"] = "none"
+    volumes: Annotated[list[MountVolume], Meta(max_length=16)] = []
     idempotency_key: Key | None = None
 
 

@@ -30,6 +30,7 @@ from capsule.edge.rest_contexts import context_routes
 from capsule.edge.rest_files import file_routes
 from capsule.edge.rest_snapshots import snapshot_routes
 from capsule.edge.rest_templates import template_routes
+from capsule.edge.rest_volumes import volume_routes
 from capsule.edge.routing import Described, add_schemas, reply
 from capsule.edge.rpc import Rpc
 from capsule.edge.terminal import TerminalEndpoint
@@ -83,6 +84,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str) -> FastAPI:
     web.include_router(file_routes(verbs, files, types))
     web.include_router(template_routes(verbs.templates, types))
     web.include_router(snapshot_routes(verbs.snapshots, types))
+    web.include_router(volume_routes(verbs.volumes, types))
     web.include_router(server_routes(verbs, types, version))
     terminal, exec_socket = TerminalEndpoint(verbs), ExecSocketEndpoint(verbs)
     for path, endpoint in (

@@ -20,6 +20,7 @@ from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
 from capsule.edge.snapshot_verbs import SnapshotVerbs
 from capsule.edge.template_verbs import TemplateVerbs
+from capsule.edge.volume_verbs import VolumeVerbs
 from capsule.errors import NotFoundError
 from capsule.model import ExecInfo, State, Usage
 from capsule.service import (
@@ -31,6 +32,7 @@ from capsule.service import (
     Sandbox,
     Service,
     Terminal,
+    VolumeWish,
 )
 
 
@@ -41,6 +43,7 @@ class Verbs:
         self.gate = gate
         self.templates = TemplateVerbs(config, service, gate)
         self.snapshots = SnapshotVerbs(service, gate)
+        self.volumes = VolumeVerbs(service, gate)
         self.contexts = ContextVerbs(service, gate)
 
     async def create(self, p: s.Create) -> v.SandboxView:
@@ -64,6 +67,7 @@ class Verbs:
             auto_resume=p.auto_resume,
             snapshot=p.snapshot,
             checkpoint=p.checkpoint,
+            volumes=tuple(VolumeWish(x.name, x.path, x.read_only) for x in p.volumes),
             idempotency_key=p.idempotency_key,
         )
         return await self.service.create(request)

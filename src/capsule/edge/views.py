@@ -13,13 +13,32 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from capsule.edge.text import is_text, show
-from capsule.model import ExecInfo, Exit, FileStat, Limits, Step, Template, Unenforced
+from capsule.model import (
+    ExecInfo,
+    Exit,
+    FileStat,
+    Limits,
+    Step,
+    Template,
+    Unenforced,
+    VolumeMount,
+)
 from capsule.providers.contract import Capabilities, FileChange, Finding
-from capsule.service import ExecResult, Image, Sandbox, Snapshot
+from capsule.service import ExecResult, Image, Sandbox, Snapshot, Volume
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     pass
+
+
+class MountView(View, frozen=True, kw_only=True):
+    name: str
+    path: str
+    read_only: bool
+
+    @classmethod
+    def of(cls, mount: VolumeMount) -> MountView:
+        return cls(name=mount.name, path=mount.path, read_only=mount.read_only)
 
 
 class SandboxView(View, frozen=True, kw_only=True):
@@ -43,6 +62,7 @@ class SandboxView(View, frozen=True, kw_only=True):
     auto_resume: bool
     snapshot: str
     checkpoint: str
+    volumes: list[MountView]
     sandbox_id: str | UnsetType = UNSET
 
     @classmethod
@@ -68,6 +88,7 @@ class SandboxView(View, frozen=True, kw_only=True):
             auto_resume=sandbox.auto_resume,
             snapshot=sandbox.snapshot,
             checkpoint=sandbox.checkpoint,
+            volumes=[MountView.of(each) for each in sandbox.volumes],
             sandbox_id=sandbox.id if old else UNSET,
         )
 
@@ -155,6 +176,26 @@ class FileChangeView(View, frozen=True, kw_only=True):
 
 class DiffView(View, frozen=True, kw_only=True):
     changes: list[FileChangeView]
+
+
+class VolumeView(View, frozen=True, kw_only=True):
+    name: str
+    provider: str
+    created_at: datetime
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def of(cls, volume: Volume) -> VolumeView:
+        return cls(
+            name=volume.name,
+            provider=volume.provider,
+            created_at=volume.created_at,
+            metadata=volume.metadata,
+        )
+
+
+class VolumesView(View, frozen=True, kw_only=True):
+    volumes: list[VolumeView]
 
 
 class DeletedView(View, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ __all__ = [
     "Pausable",
     "Provider",
     "Saved",
+    "Volumed",
 ]
 
 
@@ -228,6 +229,20 @@ class Adjustable(Protocol):
 
         Raises UnavailableError; then nobody knows what it has, and it is not used.
         """
+
+
+@runtime_checkable
+class Volumed(Protocol):
+    """A provider that has folders of its own which boxes may share, and which outlive them
+    (`SandboxSpec.volumes`). In `features`: "volume"."""
+
+    async def make_volume(self, id: str) -> None: ...
+
+    async def volumes(self) -> Sequence[str]:
+        """Every volume of this server."""
+
+    async def drop_volume(self, id: str) -> None:
+        """Fine if it never was. Never called for one that a box has."""
 
 
 @runtime_checkable

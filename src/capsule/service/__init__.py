@@ -21,6 +21,8 @@ from capsule.service.values import (
     Stats,
     TarResult,
     Terminal,
+    Volume,
+    VolumeWish,
 )
 
 __all__ = [
@@ -52,5 +54,7 @@ __all__ = [
     "TarResult",
     "Terminal",
     "TerminalSession",
+    "Volume",
+    "VolumeWish",
     "spool",
 ]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 from base64 import b32encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from capsule.config import Config
 from capsule.errors import InvalidError, NotFoundError, NotSupportedError
-from capsule.model import Layer, SandboxId, SandboxSpec, Step, Template
+from capsule.model import Layer, SandboxId, SandboxSpec, Step, Template, VolumeMount
 from capsule.providers.contract import Capabilities
 from capsule.service import validate
 from capsule.service.clock import Clock
 from capsule.service.entry import Entry
-from capsule.service.values import DEFAULT_TEMPLATE, CreateRequest, Snapshot
+from capsule.service.values import DEFAULT_TEMPLATE, CreateRequest, Snapshot, VolumeWish
 from capsule.settings import brief
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -49,6 +49,7 @@ class Admission:
         self._capabilities = capabilities
         self._clock = clock
         self._late = late
+        self.mounts: Callable[[Sequence[VolumeWish], str], tuple[VolumeMount, ...]] | None = None
         self.snapshot: Callable[[str], Snapshot] | None = None  # told when there are some
 
     def admit(self, request: CreateRequest, layers: tuple[Layer, ...] = ()) -> Entry:
@@ -83,6 +84,7 @@ class Admission:
             layers=layers,
             snapshot=request.snapshot or "",
             steps=self._first_step(request, layers, wall),
+            volumes=self._volumes(request),
         )
 
     def _template(self, name: str) -> Template:
@@ -125,6 +127,14 @@ class Admission:
         self._require("snapshot", self._provider(request.provider), field="checkpoint")
         return (Step(0, layers, now),)
 
+    def _volumes(self, request: CreateRequest) -> tuple[VolumeMount, ...]:
+        if not request.volumes:
+            return ()
+        assert self.mounts is not None
+        provider = self._provider(request.provider)
+        self._require("volume", provider, field="volumes")
+        return self.mounts(request.volumes, provider)
+
     def _on_timeout(self, request: CreateRequest) -> str:
         wanted = validate.choice("on_timeout", request.on_timeout, ("delete", "pause"))
         if wanted == "pause":
@@ -166,6 +176,7 @@ def spec_of(entry: Entry) -> SandboxSpec:
         limits=entry.limits,
         runtime=entry.runtime,
         layers=tuple(layer.id for layer in entry.layers),
+        volumes=entry.volumes,
         progress=entry.tell,
     )
 

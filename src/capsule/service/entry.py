@@ -25,6 +25,7 @@ from capsule.model import (
     Step,
     Template,
     Unenforced,
+    VolumeMount,
 )
 from capsule.providers.contract import Box
 from capsule.service.carry import Session
@@ -79,6 +80,7 @@ class Record:
     layers: tuple[Layer, ...] = ()
     snapshot: str = ""
     steps: tuple[Step, ...] = ()
+    volumes: tuple[VolumeMount, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +106,7 @@ class Entry:
     layers: tuple[Layer, ...] = ()  # what its files began from, topmost first
     snapshot: str = ""  # where they came from, if it had a name
     steps: tuple[Step, ...] = ()  # restore points; none: it keeps none
+    volumes: tuple[VolumeMount, ...] = ()
     progress: str = ""
     state: State = State.CREATING
     reason: str = ""
@@ -162,6 +165,7 @@ class Entry:
             layers=record.layers,
             snapshot=record.snapshot,
             steps=record.steps,
+            volumes=record.volumes,
             state=record.state,
             reason=record.reason,
             runtime=record.runtime,
@@ -201,6 +205,7 @@ class Entry:
             layers=self.layers,
             snapshot=self.snapshot,
             steps=self.steps,
+            volumes=self.volumes,
         )
 
     def view(self) -> Sandbox:
@@ -226,6 +231,7 @@ class Entry:
             auto_resume=self.auto_resume,
             snapshot=self.snapshot,
             checkpoint="each" if self.steps else "none",
+            volumes=self.volumes,
         )
 
     def tell(self, progress: str) -> None:

@@ -60,6 +60,7 @@ from capsule.service.values import (
     Stats,
     Terminal,
 )
+from capsule.service.volumes import Volumes
 
 log = structlog.get_logger(__name__)
 
@@ -96,6 +97,8 @@ class Service:
         admission.snapshot = self.snapshots.find
         self.steps = Steps(self._parts, self._sandboxes, self.snapshots, self._resets)
         self._execs.mark = self.steps.mark
+        self.volumes = Volumes(self._parts, self._sandboxes)
+        admission.mounts = self.volumes.mounts
         self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)
         self.reaper.also.append(self.snapshots.sweep)
         self._drained_by = math.inf  # by the loop's clock
@@ -124,6 +127,7 @@ class Service:
             await adopt_all(self._parts, self._sandboxes)
             self._pool.start()
             await self.snapshots.open()
+            await self.volumes.open()
             self.reaper.start()
             stack.push_async_callback(self.reaper.aclose)
             self.templates.start()

@@ -31,7 +31,7 @@ from capsule.service import validate
 from capsule.service.admission import new_id
 from capsule.service.entry import Entry
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
-from capsule.service.values import CreateRequest, Sandbox, Snapshot
+from capsule.service.values import CreateRequest, Sandbox, Snapshot, VolumeWish
 from capsule.settings import brief
 
 log = structlog.get_logger(__name__)
@@ -241,6 +241,7 @@ def _same(entry: Entry) -> CreateRequest:
         on_timeout=entry.on_timeout,
         auto_resume=entry.auto_resume,
         checkpoint="each" if entry.steps else "none",
+        volumes=tuple(VolumeWish(v.name, v.path, v.read_only) for v in entry.volumes),
     )
 
 

@@ -17,6 +17,7 @@ from capsule.model import (
     Started,
     State,
     Unenforced,
+    VolumeMount,
 )
 
 DEFAULT_TEMPLATE = "python"
@@ -47,6 +48,27 @@ class Sandbox:
     auto_resume: bool = False
     snapshot: str = ""  # what its files began from
     checkpoint: str = "none"  # or "each"
+    volumes: tuple[VolumeMount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeWish:
+    name: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    name: str
+    id: str
+    provider: str
+    created: float  # wall clock
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def created_at(self) -> datetime:
+        return datetime.fromtimestamp(self.created, UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +85,7 @@ class CreateRequest:
     auto_resume: bool = False
     snapshot: str | None = None  # its template and provider go with it
     checkpoint: str = "none"  # or "each": a restore point after each exec
+    volumes: tuple[VolumeWish, ...] = ()
     idempotency_key: str | None = None
 
 

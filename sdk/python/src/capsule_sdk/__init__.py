@@ -14,6 +14,7 @@ from ._runs import ContextInfo, Printed, Result, RunEnd, RunError, RunEvent, Run
 from ._sandbox import AsyncCapsule, Capsule
 from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncBuild, AsyncTemplates, Build, Templates
+from ._volumes import AsyncVolumes, Volumes
 from .errors import (
     CapacityError,
     CapsuleError,
@@ -54,6 +55,7 @@ from .values import (
     TemplateInfo,
     Transfer,
     Unenforced,
+    VolumeInfo,
     Written,
 )
 
@@ -68,6 +70,7 @@ __all__ = [
     "AsyncSnapshots",
     "AsyncTemplates",
     "AsyncTerminal",
+    "AsyncVolumes",
     "Build",
     "CapacityError",
     "Capsule",
@@ -118,6 +121,8 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "Unenforced",
+    "VolumeInfo",
+    "Volumes",
     "Written",
     "WrongStateError",
 ]

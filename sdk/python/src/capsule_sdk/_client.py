@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
@@ -16,6 +16,7 @@ from ._rpc import new_key, rpc
 from ._sandbox import AsyncCapsule, Capsule
 from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncTemplates, Templates
+from ._volumes import AsyncVolumes, Volumes
 from .errors import InvalidError
 from .values import PoolInfo, SandboxInfo
 
@@ -36,6 +37,7 @@ class CreateOptions(TypedDict, total=False):
     provider: str | None
     runtime: str | None  # of the provider's engine, such as "runsc"
     on_timeout: str | None  # "delete" or "pause": at the end of its ttl, and when it is idle
+    volumes: Sequence[Mapping[str, Any]] | None  # each {"name", "path", "read_only"}
     checkpoint: str | None  # "each": a restore point after each exec
     snapshot: str | None  # its files begin from it; so do its template and provider
     auto_resume: bool | None  # whoever uses it while it is paused wakes it
@@ -130,6 +132,7 @@ class CapsuleClient(ClientMethods):
     ) -> None:
         self._driver = SyncDriver(_target(url, api_key, retries))
         self.snapshots = Snapshots(self._driver)
+        self.volumes = Volumes(self._driver)
         self.templates = Templates(self._driver)
 
     def create(self, template: str = "python", **options: Unpack[CreateOptions]) -> Capsule:
@@ -179,6 +182,7 @@ class AsyncCapsuleClient(ClientMethods):
     ) -> None:
         self._driver = AsyncDriver(_target(url, api_key, retries))
         self.snapshots = AsyncSnapshots(self._driver)
+        self.volumes = AsyncVolumes(self._driver)
         self.templates = AsyncTemplates(self._driver)
 
     async def create(

@@ -208,6 +208,7 @@ class SandboxInfo:
     auto_resume: bool = False
     snapshot: str = ""  # what its files began from
     checkpoint: str = "none"  # or "each"
+    volumes: tuple[Mapping[str, Any], ...] = ()  # each name, path, read_only
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> SandboxInfo:
@@ -217,6 +218,7 @@ class SandboxInfo:
             values["expires_at"] = datetime.fromisoformat(expires)
         if limits := values.get("limits"):
             values["limits"] = Limits.from_json(limits)
+        values["volumes"] = tuple(values.get("volumes") or ())
         values["unenforced"] = tuple(_known(Unenforced, u) for u in values.get("unenforced") or ())
         if (idle_ms := values.get("idle_timeout_ms")) is not None:
             values["idle_timeout"] = idle_ms / 1000
@@ -292,6 +294,21 @@ class FileChange:
         exact = body.get("path_base64")
         path = base64.b64decode(exact) if exact else body["path"].encode()
         return _known(cls, {**body, "path_bytes": path})
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeInfo:
+    """A folder that outlives sandboxes."""
+
+    name: str
+    provider: str
+    created_at: datetime
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> VolumeInfo:
+        created = datetime.fromisoformat(body["created_at"])
+        return _known(cls, {**body, "created_at": created})
 
 
 @dataclass(frozen=True, slots=True)

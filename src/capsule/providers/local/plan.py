@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsule.model import MIB, WORKSPACE, Isolation, Limits
+from capsule.model import MIB, WORKSPACE, Isolation, Limits, VolumeMount
 from capsule.providers.local import views
 from capsule.providers.local.disk import DIRS
 from capsule.providers.local.probe import UID_BASE, UID_COUNT, UID_SLOTS, Facts
@@ -90,6 +90,7 @@ class Parts:
     root: Root | None = None  # None and None: the landlock level, which sees the host's own
     view: Path | None = None
     layers: tuple[Path, ...] = ()  # what the disk begins from, topmost first
+    volumes: tuple[tuple[Path, VolumeMount], ...] = ()
     adjustable: bool = False
 
 
@@ -122,6 +123,11 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         plan |= {"stage": str(parts.stage), "mounts": mounts(parts, facts), "net": True}
         if parts.layers:
             plan["layers"] = [str(layer) for layer in parts.layers]
+        if parts.volumes:
+            plan["volumes"] = [
+                {"from": str(path), "to": each.path.lstrip("/"), "ro": each.read_only}
+                for path, each in parts.volumes
+            ]
     else:
         plan["paths"] = paths(parts)
     return plan

@@ -184,7 +184,7 @@ def features(facts: Facts, level: Isolation, backing: str | None) -> frozenset[s
     if level is Isolation.NAMESPACES or facts.cgroups.freezes:
         found.add("pause")  # without a freezer pid 1 stops everybody in its namespace
     if level is Isolation.NAMESPACES and facts.can("layers"):
-        found.add("snapshot")
+        found.update(("snapshot", "volume"))
     return frozenset(found)
 
 

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,9 +22,8 @@ import structlog
 from capsule.errors import CapsuleError, NotSupportedError, UnavailableError
 from capsule.host_errors import host_errors
 from capsule.link.link import AgentLink
-from capsule.link.unix import NobodyListensError, connect_unix
+from capsule.link.unix import NobodyListensError
 from capsule.model import (
-    MIB,
     Handle,
     Isolation,
     Limits,
@@ -36,7 +35,6 @@ from capsule.model import (
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import (
     Box,
-    ByteStream,
     Capabilities,
     FileChange,
     Mark,
@@ -45,6 +43,7 @@ from capsule.providers.contract import (
 )
 from capsule.providers.local import plan, probe, records, seccomp
 from capsule.providers.local.adjust import Adjuster
+from capsule.providers.local.box import LocalBox, shut_down
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
@@ -54,10 +53,10 @@ from capsule.providers.local.probe import Facts
 from capsule.providers.local.roots import Roots
 from capsule.providers.local.settings import LocalSettings
 from capsule.providers.local.views import Views, visible_cpus
+from capsule.providers.local.volumes import Volumes
 
 log = structlog.get_logger(__name__)
 
-SHUTDOWN_TIMEOUT = 5.0
 ADOPT_TIMEOUT = 5.0
 UNDO_BUDGET = 20.0
 
@@ -128,7 +127,7 @@ class LocalProvider(Provider):
                 hint="take the docker provider for it",
                 field="runtime",
             )
-        if spec.layers:
+        if spec.layers or spec.volumes:
             self._require_layers(engine)
         with host_errors("the sandbox cannot be prepared"):
             filter_ = await self._filter(spec.template.seccomp, engine.level)
@@ -218,6 +217,19 @@ class LocalProvider(Provider):
         with host_errors("a layer cannot be removed"):
             await asyncio.to_thread(self._ready().layers.remove, layer)
 
+    async def make_volume(self, id: str) -> None:
+        engine = self._ready()
+        self._require_layers(engine)
+        with host_errors("the volume cannot be made"):
+            await asyncio.to_thread(engine.volumes.make, id)
+
+    async def volumes(self) -> Sequence[str]:
+        return await asyncio.to_thread(self._ready().volumes.ids)
+
+    async def drop_volume(self, id: str) -> None:
+        with host_errors("the volume cannot be removed"):
+            await asyncio.to_thread(self._ready().volumes.remove, id)
+
     def _require_layers(self, engine: Engine) -> None:
         if "snapshot" not in engine.features:
             why = engine.facts.tries["layers"].why
@@ -283,6 +295,7 @@ class LocalProvider(Provider):
         engine.disks.prepare()
         if "snapshot" in engine.features:
             engine.layers.prepare()
+            engine.volumes.prepare()
         plan.learn_host()
 
     async def _parts(self, engine: Engine, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:
@@ -291,6 +304,9 @@ class LocalProvider(Provider):
         unique = f"{_safe(sandbox_id)}-{self._instance}"
         disk = await engine.disks.entry(unique, spec.limits)
         layers = [await asyncio.to_thread(engine.layers.path, each) for each in spec.layers]
+        volumes = [
+            (await asyncio.to_thread(engine.volumes.path, each.id), each) for each in spec.volumes
+        ]
         adjustable = spec.adjustable and probe.adjusts(
             engine.facts, engine.level, engine.disks.backing
         )
@@ -310,6 +326,7 @@ class LocalProvider(Provider):
             root=root,
             view=view,
             layers=tuple(layers),
+            volumes=tuple(volumes),
             adjustable=adjustable,
         )
 
@@ -388,6 +405,7 @@ class Engine:
         # Of the uids that programs have inside; where a box has one uid, that is ours.
         owner = plan.UID if facts.uid_ranges else None
         self.layers = Layers(settings.data_dir / "layers", owner=owner)
+        self.volumes = Volumes(settings.data_dir / "volumes", owner=owner)
 
     def adjuster(self, parts: plan.Parts) -> Adjuster | None:
         if not parts.adjustable or parts.view is None:
@@ -399,64 +417,6 @@ class Engine:
             view=parts.view,
             cgroups=lambda limits: entries(parts.unique, limits, memory=limits.memory),
         )
-
-
-class LocalBox(Box):
-    idle_memory = MIB  # measured: see docs/pools.md
-
-    def __init__(
-        self,
-        handle: Handle,
-        directory: Path,
-        isolation: Isolation,
-        unenforced: Sequence[Unenforced],
-        *,
-        sweep: Callable[[], Coroutine[Any, Any, None]],
-        gone: Callable[[], Coroutine[Any, Any, None]],
-        adjuster: Adjuster | None = None,
-    ) -> None:
-        self.handle = handle
-        self.isolation = isolation
-        self.unenforced = unenforced
-        self._directory = directory
-        self._socket = str(directory / records.SOCKET)
-        self._sweep = sweep
-        self._gone = gone
-        self._adjuster = adjuster
-
-    def adjusts(self, limits: Limits) -> bool:
-        return self._adjuster is not None and self._adjuster.adjusts(limits)
-
-    async def adjust(self, limits: Limits) -> None:
-        assert self._adjuster is not None
-        with host_errors("the sandbox cannot be given other limits"):
-            await asyncio.to_thread(self._adjuster.apply, limits)
-
-    async def connect(self) -> ByteStream:
-        return await connect_unix(self._socket)
-
-    async def pause(self) -> None:
-        await AgentLink(self.connect).freeze()
-
-    async def resume(self) -> None:
-        await AgentLink(self.connect).thaw()
-
-    async def destroy(self) -> None:
-        try:
-            await shut_down(self._directory)
-        except CapsuleError as exc:
-            if records.exists(self._directory):
-                log.warning(
-                    "box had to be swept", sandbox=self.handle.sandbox_id, reason=exc.message
-                )
-        if records.exists(self._directory):
-            await self._sweep()
-        await self._gone()
-
-
-async def shut_down(directory: Path) -> None:
-    """Returns when the keeper has removed its box. Raises UnavailableError when there is none."""
-    await ask(str(directory / records.SOCKET), {"op": "shutdown"}, timeout=SHUTDOWN_TIMEOUT)
 
 
 async def _ping(socket: str) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""What a client can do with volumes, once for JSON-RPC and REST."""
+
+from __future__ import annotations
+
+from capsule.edge import shapes as s
+from capsule.edge import views as v
+from capsule.edge.drain import Gate
+from capsule.service import Service
+
+
+class VolumeVerbs:
+    def __init__(self, service: Service, gate: Gate) -> None:
+        self.service = service
+        self.gate = gate
+
+    async def create(self, p: s.MakeVolume) -> v.VolumeView:
+        self.gate.admit()
+        made = await self.service.volumes.create(p.name, provider=p.provider, metadata=p.metadata)
+        return v.VolumeView.of(made)
+
+    async def list(self, p: s.Nothing) -> v.VolumesView:
+        found = self.service.volumes.list()
+        return v.VolumesView(volumes=[v.VolumeView.of(each) for each in found])
+
+    async def get(self, p: s.OfVolume) -> v.VolumeView:
+        return v.VolumeView.of(self.service.volumes.find(p.name))
+
+    async def delete(self, p: s.OfVolume) -> v.DeletedView:
+        await self.service.volumes.delete(p.name)
+        return v.DeletedView()

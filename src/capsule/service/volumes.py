@@ -1,0 +1,155 @@
+"""Volumes: named folders that outlive sandboxes, and that several of them may have at once.
+
+A record is made before its folder and removed before it; a folder without a record is removed at
+the start. One that a sandbox has, running or paused, is not deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import structlog
+
+from capsule.errors import (
+    CapsuleError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    NotSupportedError,
+)
+from capsule.model import WORKSPACE, VolumeMount
+from capsule.providers.cleanup import finish
+from capsule.providers.contract import Volumed
+from capsule.service import validate
+from capsule.service.admission import new_id
+from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
+from capsule.service.values import Volume, VolumeWish
+from capsule.settings import brief
+
+log = structlog.get_logger(__name__)
+
+KIND = "volume"
+MAX_MOUNTS = 16
+
+
+class Volumes:
+    def __init__(self, parts: Parts, sandboxes: Sandboxes) -> None:
+        self._parts = parts
+        self._sandboxes = sandboxes
+        self._known: dict[str, Volume] = {}
+        self._busy: set[str] = set()  # names being made or removed
+
+    async def open(self) -> None:
+        for volume in await self._parts.store.load_kept(KIND, Volume):
+            self._known[volume.name] = volume
+        ids = {volume.id for volume in self._known.values()}
+        for provider in self._parts.providers.values():
+            if isinstance(provider, Volumed):
+                try:
+                    for id in set(await provider.volumes()) - ids:
+                        await provider.drop_volume(id)
+                except CapsuleError as error:
+                    log.warning("volumes not removed yet", reason=error.message)
+
+    def list(self) -> list[Volume]:
+        """Oldest first."""
+        return sorted(self._known.values(), key=lambda each: each.created)
+
+    def find(self, name: str) -> Volume:
+        """Raises NotFoundError."""
+        found = self._known.get(name) if isinstance(name, str) else None
+        if found is None or name in self._busy:
+            raise NotFoundError(
+                f"volume {brief(name)} does not exist",
+                hint="create it first, or list the volumes",
+                field="volumes",
+            )
+        return found
+
+    async def create(
+        self, name: str, *, provider: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> Volume:
+        """Raises ConflictError (the name is taken), NotSupportedError, NoSpaceError."""
+        validate.name("name", name)
+        validate.metadata(metadata or {})
+        if name in self._known or name in self._busy:
+            raise ConflictError(f"volume {name} exists already", hint="take another name")
+        of = provider or self._parts.config.provider
+        maker = self._volumed(of)
+        made = Volume(name, new_id(), of, self._parts.clock.now(), dict(metadata or {}))
+        self._busy.add(name)
+        try:
+            await self._parts.store.save_kept(KIND, name, made.created, made)
+            await maker.make_volume(made.id)
+            self._known[name] = made
+        except BaseException:
+            forget = self._parts.store.remove_kept(KIND, name)
+            await finish(forget, f"volume {name}", budget=DESTROY_BUDGET)
+            await finish(maker.drop_volume(made.id), f"volume {name}", budget=DESTROY_BUDGET)
+            raise
+        finally:
+            self._busy.discard(name)
+        return made
+
+    async def delete(self, name: str) -> None:
+        """With all that is in it. Raises NotFoundError, ConflictError (sandboxes have it)."""
+        volume = self.find(name)
+        if users := self._users(volume):
+            raise ConflictError(
+                f"volume {name} is in use by {len(users)} sandboxes",
+                hint="delete them first",
+                sandbox_ids=users[:100],
+            )
+        self._busy.add(name)
+        try:
+            await self._parts.store.remove_kept(KIND, name)
+            del self._known[name]
+            await self._volumed(volume.provider).drop_volume(volume.id)
+        finally:
+            self._busy.discard(name)
+
+    def _users(self, volume: Volume) -> Sequence[str]:
+        entries = self._sandboxes.entries.values()
+        return [e.id for e in entries if any(v.id == volume.id for v in e.volumes)]
+
+    def mounts(self, wishes: Sequence[VolumeWish], provider: str) -> tuple[VolumeMount, ...]:
+        """What a create asks for, checked. Raises InvalidError, NotFoundError."""
+        if len(wishes) > MAX_MOUNTS:
+            raise InvalidError(f"volumes: {len(wishes)}, at most {MAX_MOUNTS}", field="volumes")
+        found = [(self.find(wish.name), wish) for wish in wishes]
+        for volume, wish in found:
+            _check_path(wish.path)
+            if volume.provider != provider:
+                raise InvalidError(
+                    f"volumes: {volume.name} is of provider {volume.provider}, not {provider}",
+                    field="volumes",
+                )
+        paths = sorted(wish.path for wish in wishes)
+        nested = any(b == a or b.startswith(f"{a}/") for a, b in pairwise(paths))
+        if nested or len({volume.id for volume, _ in found}) < len(found):
+            raise InvalidError(
+                "volumes: each may be mounted once, and none inside another", field="volumes"
+            )
+        return tuple(VolumeMount(v.id, w.path, w.read_only, v.name) for v, w in found)
+
+    def _volumed(self, name: str) -> Volumed:
+        provider: object = self._parts.providers.get(name)
+        if not isinstance(provider, Volumed):
+            raise NotSupportedError(
+                f"provider {name} has no volumes",
+                hint="GET /v1/capabilities lists the features of each provider",
+            )
+        return provider
+
+
+def _check_path(path: str) -> None:
+    validate.path(path)
+    parts = path.split("/")
+    plain = all(part not in ("", ".", "..") for part in parts[1:])
+    if not path.startswith(f"{WORKSPACE}/") or not plain or len(parts) > 16:
+        raise InvalidError(
+            f"volumes: {brief(path)} is no place for a volume",
+            hint=f"name a folder below {WORKSPACE}, such as {WORKSPACE}/data",
+            field="volumes",
+        )

@@ -1,0 +1,114 @@
+"""Volumes in real boxes: shared, kept, read-only where asked, and never a way out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from capsule.errors import CapsuleError, ConflictError, InvalidError, NotFoundError
+from capsule.service import CreateRequest, ExecCall, Service, VolumeWish
+from tests.unit.test_service_real import folder, serving
+from tests.unit.test_snapshots_real import sh
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+__all__ = ["folder"]
+
+DATA = "/workspace/data"
+
+
+async def make(service: Service, *wishes: VolumeWish, **options: object) -> str:
+    request = CreateRequest("bash", volumes=wishes, **options)  # type: ignore[arg-type]
+    return (await service.create(request)).id
+
+
+async def test_it_is_shared_and_outlives_sandboxes_and_the_server(folder: Path) -> None:
+    async with serving(folder, drain="keep") as service:
+        await service.volumes.create("one", metadata={"a": "b"})
+        wish = VolumeWish("one", DATA)
+        first, second = await make(service, wish), await make(service, wish)
+        await sh(service, first, "mkdir data/d; echo x > data/d/f; chmod 600 data/d/f")
+        assert await sh(service, second, "cat data/d/f; echo y >> data/d/f") == "x\n"
+        assert await sh(service, first, "cat data/d/f; stat -c %u data data/d/f") == (
+            "x\ny\n1000\n1000\n"
+        )
+        await service.delete(first)
+    async with serving(folder) as service:
+        assert service.volumes.find("one").metadata == {"a": "b"}
+        assert await sh(service, second, "cat data/d/f") == "x\ny\n"
+        with pytest.raises(ConflictError, match="in use") as refused:
+            await service.volumes.delete("one")
+        assert refused.value.details["sandbox_ids"] == [second]
+        await service.delete(second)
+        third = await make(service, wish)
+        assert await sh(service, third, "cat data/d/f") == "x\ny\n"
+        await service.delete(third)
+        await service.volumes.delete("one")
+        assert await asyncio.to_thread(os.listdir, folder / "d" / "volumes") == []
+        with pytest.raises(NotFoundError):
+            await make(service, wish)
+
+
+async def test_read_only_is_read_only(folder: Path) -> None:
+    async with serving(folder) as service:
+        await service.volumes.create("one")
+        writer = await make(service, VolumeWish("one", DATA))
+        reader = await make(service, VolumeWish("one", "/workspace/deep/down", read_only=True))
+        await sh(service, writer, "echo x > data/f")
+        assert await sh(service, reader, "cat deep/down/f; ls -A deep") == "x\ndown\n"
+        for attempt in ("echo y > deep/down/f", "rm deep/down/f", "chmod 777 deep/down/f"):
+            done = await service.exec(reader, ExecCall(("sh", "-c", attempt)))
+            assert done.exit.exit_code != 0 and b"ead-only" in done.stderr
+        assert await sh(service, writer, "cat data/f") == "x\n"
+
+
+async def test_several_at_once_and_none_where_it_must_not_be(folder: Path) -> None:
+    async with serving(folder) as service:
+        for name in ("one", "two"):
+            await service.volumes.create(name)
+        id = await make(
+            service, VolumeWish("one", "/workspace/a"), VolumeWish("two", "/workspace/b")
+        )
+        assert await sh(service, id, "echo 1 > a/f; echo 2 > b/f; cat a/f b/f") == "1\n2\n"
+        assert [(v.name, v.path) for v in service.get(id).volumes] == [
+            ("one", "/workspace/a"),
+            ("two", "/workspace/b"),
+        ]
+        for path in ("/etc", "/workspace", "/workspace/../etc", "/workspace//x", "data", "/tmp/x"):
+            with pytest.raises(CapsuleError):
+                await make(service, VolumeWish("one", path))
+        with pytest.raises(InvalidError, match="inside another"):
+            await make(service, VolumeWish("one", DATA), VolumeWish("two", f"{DATA}/x"))
+        with pytest.raises(InvalidError, match="once"):
+            await make(
+                service, VolumeWish("one", "/workspace/a"), VolumeWish("one", "/workspace/b")
+            )
+        with pytest.raises(ConflictError):
+            await service.volumes.create("one")
+
+
+async def test_a_link_in_a_snapshot_leads_no_volume_elsewhere(folder: Path) -> None:
+    async with serving(folder) as service:
+        await service.volumes.create("one")
+        first = await make(service)
+        await sh(service, first, "ln -s /etc data")
+        await service.snapshots.make(first, "trap", {})
+        wishes = (VolumeWish("one", DATA),)
+        with pytest.raises(CapsuleError, match="mount point"):
+            await service.create(CreateRequest(snapshot="trap", volumes=wishes))
+
+
+async def test_snapshots_and_steps_leave_volumes_out_and_forks_have_them(folder: Path) -> None:
+    async with serving(folder) as service:
+        await service.volumes.create("one")
+        id = await make(service, VolumeWish("one", DATA), checkpoint="each")
+        await sh(service, id, "head -c 1000000 /dev/zero > data/big; echo x > own")
+        assert service.steps.list(id)[-1].layers[0].size < 1000
+        made = await service.snapshots.make(id, "s", {})
+        assert made.size < 1000
+        (fork,) = await service.fork(id, 1)
+        assert await sh(service, fork.id, "stat -c %s data/big; cat own") == "1000000\nx\n"
+        await service.steps.undo(id, 0)
+        assert await sh(service, id, "ls; stat -c %s data/big") == "data\n1000000\n"
