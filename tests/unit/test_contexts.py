@@ -39,7 +39,9 @@ from capsule.service import (
     Service,
 )
 from capsule.service.context import MAX_WAITING
+from capsule.service.context_calls import default_record
 from capsule.service.contexts import MAX_CONTEXTS
+from capsule.service.interpreters import start_ahead
 from capsule.service.live_run import MAX_RESULTS, RunEnd, Text
 from tests.support import component_missing, eventually
 
@@ -177,6 +179,22 @@ async def test_a_context_that_was_warmed_is_the_default_one(box: Box) -> None:
     warm = await box.contexts.warm(box.id, "python", imports=["decimal"])
     assert warm.id == "default-python"
     assert texts(await box.run("import sys; 'decimal' in sys.modules")) == ["True"]
+
+
+async def test_an_interpreter_started_before_its_owner_is_taken_over(box: Box) -> None:
+    """As a pool would: over the box's own link, and with nothing held open."""
+    entry = box.service._sandboxes.find(box.id)
+    record = default_record(entry.template, "python", ["decimal"], now=0.0)
+    await start_ahead(entry.running(), entry.template, record, entry.environ)
+    await box.contexts.take_over(box.id, record)
+    done = await box.run("import sys; 'decimal' in sys.modules")
+    assert (done.end.context, texts(done)) == ("default-python", ["True"])
+    (info,) = await box.service.execs(box.id)
+    assert info.id == record.exec_id
+    bad = default_record(entry.template, "python", ["nope"], now=0.0)
+    with pytest.raises(InvalidError, match="nope"):
+        await start_ahead(entry.running(), entry.template, bad, entry.environ)
+    assert [each.id for each in await box.service.execs(box.id) if each.running] == [info.id]
 
 
 async def test_a_timeout_interrupts_and_the_context_goes_on(box: Box) -> None:

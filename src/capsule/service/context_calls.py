@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from capsule.errors import InvalidError, TooLargeError
-from capsule.model import MIB
+from capsule.model import MIB, WORKSPACE, Template
 from capsule.service import validate
+from capsule.service.context import ContextRecord
+from capsule.service.kernels import Start, start_of
 
 MAX_CODE = {"python": 8 * MIB, "node": 8 * MIB, "bash": MIB}  # bash reads byte by byte
 MAX_IMPORTS = 100
@@ -33,6 +35,34 @@ class ContextRun:
     context: str | None = None
     language: str | None = None
     timeout: float | None = None
+
+
+def default_record(
+    template: Template, language: str | None, imports: Sequence[str], now: float
+) -> ContextRecord:
+    """Of a language's default context, which nobody has started yet.
+
+    Raises NotFoundError, NotSupportedError, InvalidError, TooLargeError.
+    """
+    start = start_of(template, language)
+    return new_record(f"default-{start.language}", start, ContextCall(imports=imports), now)
+
+
+def new_record(name: str, start: Start, call: ContextCall, now: float) -> ContextRecord:
+    """Raises InvalidError, TooLargeError."""
+    validate.env(call.env)
+    exec_id, nonce = fresh()
+    return ContextRecord(
+        id=name,
+        language=start.language,
+        kernel=start.kernel,
+        cwd=WORKSPACE if call.cwd is None else validate.path(call.cwd, "cwd"),
+        env=dict(call.env),
+        imports=imports_of(call.imports, start.kernel),
+        created=now,
+        exec_id=exec_id,
+        nonce=nonce,
+    )
 
 
 def code_of(code: str, kernel: str) -> str:

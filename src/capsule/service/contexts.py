@@ -33,12 +33,12 @@ from capsule.errors import (
     WrongStateError,
 )
 from capsule.link.link import AgentLink
-from capsule.model import WORKSPACE, ExecInfo, SandboxId
+from capsule.model import ExecInfo, SandboxId
 from capsule.service import kernel_wire as wire
 from capsule.service import validate
 from capsule.service.access import Access
 from capsule.service.context import Context, ContextInfo, ContextRecord
-from capsule.service.context_calls import ContextCall, ContextRun, code_of, fresh, imports_of
+from capsule.service.context_calls import ContextCall, ContextRun, code_of, fresh, new_record
 from capsule.service.entry import Entry
 from capsule.service.interpreters import Interpreters, hang_up, kill
 from capsule.service.kernels import start_of
@@ -100,6 +100,13 @@ class Contexts:
         call = ContextCall(language, imports=imports)
         async with visit as link:
             return (await self._default(visit.entry, link, call)).info()
+
+    async def take_over(self, id: str, record: ContextRecord) -> None:
+        """Make an interpreter that runs in the sandbox's box already a context of the sandbox."""
+        entry = self._access.sandboxes.find(id)
+        await self._store.save_context(entry.id, record)
+        if (shelf := self._shelves.get(entry.id)) is not None:
+            shelf.contexts.setdefault(record.id, Context(record))
 
     async def run(self, id: str, call: ContextRun) -> RunResult:
         with holding():
@@ -227,25 +234,13 @@ class Contexts:
         self, entry: Entry, shelf: _Shelf, link: AgentLink, name: str, call: ContextCall
     ) -> Context:
         start = start_of(entry.template, call.language)
-        validate.env(call.env)
         if len(shelf.contexts) >= MAX_CONTEXTS:
             raise CapacityError(
                 f"sandbox {entry.id} has {len(shelf.contexts)} contexts, limit {MAX_CONTEXTS}",
                 hint="delete one",
                 limit=MAX_CONTEXTS,
             )
-        exec_id, nonce = fresh()
-        record = ContextRecord(
-            id=name,
-            language=start.language,
-            kernel=start.kernel,
-            cwd=WORKSPACE if call.cwd is None else validate.path(call.cwd, "cwd"),
-            env=dict(call.env),
-            imports=imports_of(call.imports, start.kernel),
-            created=self._clock.now(),
-            exec_id=exec_id,
-            nonce=nonce,
-        )
+        record = new_record(name, start, call, self._clock.now())
         context = Context(record)
         shelf.contexts[name] = context
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
@@ -16,7 +17,7 @@ from capsule.errors import (
     UnavailableError,
 )
 from capsule.link.link import AgentLink
-from capsule.model import MIB, ExecRequest
+from capsule.model import MIB, ExecId, ExecRequest, Template
 from capsule.service import kernel_wire as wire
 from capsule.service.context import Context, ContextRecord
 from capsule.service.entry import Entry
@@ -28,7 +29,7 @@ from capsule.settings import brief
 
 log = structlog.get_logger(__name__)
 
-KEPT = 8 * MIB  # output the agent keeps for a server that is behind
+KEPT = 16 * MIB  # output the agent keeps for a server that is behind; above the usual output_limit
 START_BUDGET = 60.0
 
 
@@ -41,50 +42,18 @@ class Interpreters:
         self, entry: Entry, link: AgentLink, context: Context, record: ContextRecord
     ) -> None:
         """Recorded first, so that whoever finds the exec finds its context."""
-        start = start_of(entry.template, record.language)
+        request = await _request(entry.template, record, entry.environ)
         await self._store.save_context(entry.id, record)
         context.record, context.over, context.lost_run, context.syncing = record, "", None, 0
-        request = ExecRequest(
-            argv=await start.argv(),
-            id=context.exec_id,
-            env={**entry.environ, **record.env},
-            cwd=record.cwd,
-            timeout=0.0,
-            stdin=True,
-            output_limit=KEPT,
-            keep="tail",
-        )
         try:
             with self._permits.take(entry):
                 context.talk = Talk(await link.exec(request), record.kernel, record.nonce)
-                await self._greet(context)
+                await _greet(record, context.talk)
         except BaseException as error:
             reason = error.message if isinstance(error, CapsuleError) else "it was not started"
             await hang_up(context)
             await self._stillborn(entry, link, context, reason)
             raise
-
-    async def _greet(self, context: Context) -> None:
-        record, talk = context.record, context.talk
-        assert talk is not None
-        await talk.stream.send(wire.hello(record.kernel, record.nonce, record.imports))
-        try:
-            async with asyncio.timeout(START_BUDGET):
-                ready = await talk.ready()
-        except TimeoutError:
-            raise UnavailableError(
-                f"the {record.language} interpreter was not ready within {START_BUDGET:g} seconds",
-                hint="import less in advance, or give the sandbox more of a core",
-            ) from None
-        if ready is None:
-            raise InvalidError(
-                f"the {record.language} interpreter of this sandbox cannot be used:"
-                f" {describe(talk.stream.exit)}",
-                hint="a context needs Python 3.8, Node 18 or bash 4.4, or newer",
-                field="language",
-            )
-        for name, problem in wire.words(ready.failed).items():
-            raise InvalidError(f"imports: {brief(name)} failed: {problem}", field="imports")
 
     async def _stillborn(
         self, entry: Entry, link: AgentLink, context: Context, reason: str
@@ -151,6 +120,60 @@ class Interpreters:
             await self._store.save_context(entry.id, record)
         except (UnavailableError, NoSpaceError) as error:
             log.warning("context not recorded", sandbox=entry.id, reason=error.message)
+
+
+async def start_ahead(
+    link: AgentLink, template: Template, record: ContextRecord, environ: Mapping[str, str]
+) -> None:
+    """Start an interpreter in a box that has no sandbox yet, and leave it to whoever takes the box:
+    `Contexts.take_over` makes the record a context of theirs, which is found at its first run.
+
+    Raises InvalidError (the imports), NotSupportedError, UnavailableError; then nothing runs.
+    """
+    request = await _request(template, record, environ)
+    async with await link.exec(request) as stream:
+        try:
+            await _greet(record, Talk(stream, record.kernel, record.nonce))
+        except BaseException:
+            await link.kill(request.id)
+            raise
+
+
+async def _request(
+    template: Template, record: ContextRecord, environ: Mapping[str, str]
+) -> ExecRequest:
+    start = start_of(template, record.language)
+    return ExecRequest(
+        argv=await start.argv(),
+        id=ExecId(record.exec_id),
+        env={**environ, **record.env},
+        cwd=record.cwd,
+        timeout=0.0,
+        stdin=True,
+        output_limit=KEPT,
+        keep="tail",
+    )
+
+
+async def _greet(record: ContextRecord, talk: Talk) -> None:
+    await talk.stream.send(wire.hello(record.kernel, record.nonce, record.imports))
+    try:
+        async with asyncio.timeout(START_BUDGET):
+            ready = await talk.ready()
+    except TimeoutError:
+        raise UnavailableError(
+            f"the {record.language} interpreter was not ready within {START_BUDGET:g} seconds",
+            hint="import less in advance, or give the sandbox more of a core",
+        ) from None
+    if ready is None:
+        raise InvalidError(
+            f"the {record.language} interpreter of this sandbox cannot be used:"
+            f" {describe(talk.stream.exit)}",
+            hint="a context needs Python 3.8, Node 18 or bash 4.4, or newer",
+            field="language",
+        )
+    for name, problem in wire.words(ready.failed).items():
+        raise InvalidError(f"imports: {brief(name)} failed: {problem}", field="imports")
 
 
 async def kill(link: AgentLink, context: Context, reason: str) -> None:
