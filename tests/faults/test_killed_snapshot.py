@@ -1,0 +1,58 @@
+"""A server that is killed in the middle of a snapshot, and the one that comes after it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from capsule_sdk import CapsuleClient, CapsuleError
+from tests.support import wait_for
+from tests.support.servers import real_server
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="ck-", dir="/tmp"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def snapshot(url: str, id: str) -> None:
+    with suppress(CapsuleError), CapsuleClient(url, retries=0) as client:
+        client.get(id).snapshot("never")
+
+
+def test_a_kill_in_the_middle_of_a_snapshot_leaves_nothing_and_nobody_frozen(home: Path) -> None:
+    where = {"DATA_DIR": str(home / "d"), "RUN_DIR": str(home / "r")}
+    layers = home / "d" / "layers"
+    with real_server(**where, DRAIN="keep") as server:
+        with CapsuleClient(server.url) as client:
+            capsule = client.create("bash")
+            capsule.exec("head -c 400M /dev/zero | tr '\\0' x > f; echo kept > g").check()
+        caller = threading.Thread(target=snapshot, args=(server.url, capsule.id))
+        caller.start()
+        wait_for(lambda: os.listdir(layers), what="the snapshot to begin")
+        server.process.kill()
+        server.process.wait()
+        caller.join()
+        assert os.listdir(layers), "it was killed in the middle"
+    with real_server(**where) as server, CapsuleClient(server.url) as client:
+        assert os.listdir(layers) == [] and client.snapshots.list() == []
+        again = client.get(capsule.id)
+        assert again.exec("cat g").stdout == "kept\n"  # it moves
+        again.snapshot("now")
+        with client.create(snapshot="now") as other:
+            assert other.exec("cat g; stat -c %s f").stdout == "kept\n419430400\n"
+        again.delete()
+        client.snapshots.delete("now")
+        assert os.listdir(layers) == []
