@@ -109,6 +109,9 @@ async def test_odd_files_are_kept_or_left_out(folder: Path) -> None:
         await sh(service, first, "rm pipe")
         assert await sh(service, second, look) == await sh(service, first, look)
         assert await sh(service, second, "chmod 600 shut/f; cat shut/f") == "secret\n"
+        await service.delete(second)
+        await service.snapshots.delete("odd")
+        assert layers(folder) == []  # what nobody may enter is removed as well
 
 
 async def test_what_is_too_deep_or_too_large_is_refused_and_leaves_nothing(folder: Path) -> None:
