@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import random
 import shutil
 import tempfile
 import time
@@ -188,65 +186,3 @@ async def burst(url: str, count: int) -> list[Measure]:
     share = 100 * len(made) / count
     whole.note = f"{share:.0f} % succeeded" + (f"; first failure: {failed[0]}" if failed else "")
     return [whole, slowest]
-
-
-async def crowd(url: str, count: int, agent: Path) -> list[Measure]:
-    """`count` sandboxes alive together: memory of each, and whether the last still answers fast."""
-    memory = Measure("Capsule: memory of an idle sandbox", "scale", unit="KiB", target=1024.0)
-    memory.note = "proportional set size of its agent processes"
-    kernel = Measure("Capsule: the same with the kernel's part", "scale", unit="KiB")
-    kernel.note = "MemAvailable before and after; noisy where others work"
-    alive = Measure("Capsule: sandboxes alive together", "scale", unit="count", target=count)
-    answer = Measure(f"Capsule: exec `true` among {count}", "scale")
-    async with AsyncCapsuleClient(url) as client:
-        before, available = agent_kib(agent), available_kib()
-        gate = asyncio.Semaphore(16)
-        made: list[Any] = []
-
-        async def one() -> None:
-            async with gate:
-                made.append(await client.create(TEMPLATE))
-
-        results = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
-        if errors := [result for result in results if isinstance(result, BaseException)]:
-            alive.note = f"first failure: {errors[0]!r}"
-        alive.samples = [float(len(made))]
-        if made:
-            memory.samples = [(agent_kib(agent) - before) / len(made)]
-            kernel.samples = [max(0.0, (available - available_kib()) / len(made))]
-        for sandbox in random.sample(made, min(len(made), 100)):
-            with clock(answer):
-                (await sandbox.exec(["true"])).check()
-
-        async def end(sandbox: Any) -> None:
-            async with gate:
-                await sandbox.delete()
-
-        await asyncio.gather(*(end(sandbox) for sandbox in made))
-    return [alive, answer, memory, kernel]
-
-
-def agent_kib(agent: Path) -> float:
-    """PSS of every process that runs the agent's binary: shared pages are shared out."""
-    total = 0.0
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and os.readlink(entry / "exe").split(" (")[0] == str(agent):
-                total += pss_kib(entry / "smaps_rollup")
-        except OSError:
-            continue
-    return total
-
-
-def pss_kib(path: Path) -> float:
-    for line in path.read_text().splitlines():
-        if line.startswith("Pss:"):
-            return float(line.split()[1])
-    return 0.0
-
-
-def available_kib() -> float:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return float(line.split()[1])
-    return 0.0

@@ -45,7 +45,8 @@ class Contained(Rival):
         self._delete = Measure(
             "Capsule SDK: delete", f"delete on {runtime}", bound=(self._bare_delete, 1.0)
         )
-        ours = [self._create, self._exec, self._delete]
+        self._run = Measure("Capsule SDK: run `print(1)`", f"run on {runtime}")
+        ours = [self._create, self._exec, self._run, self._delete]
         self.measures = [*ours, self._bare_create, self._bare_exec, self._bare_delete]
         if burst:
             self._at_once = Measure(f"Capsule: {burst} at once", f"create on {runtime}")
@@ -93,6 +94,8 @@ class Contained(Rival):
         for _ in range(3):
             with clock(self._exec):
                 sandbox.exec(["true"]).check()
+        with clock(self._run):
+            sandbox.run("print(1)").check()
         with clock(self._delete):
             sandbox.delete()
 

@@ -1,22 +1,24 @@
-"""What came out: a table for people, JSON for machines, a plot for the documents."""
+"""What came out: tables for people, JSON for machines."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 
+from bench import targets
 from bench.stats import Measure
 
 RUNTIMES = ("runc", "runsc")
+OPERATIONS = ("create", "exec", "run", "delete")
 GROUPS = (
-    *("create", "warm", "exec", "run", "delete", "one-shot", "scale"),
-    *(f"{what} on {runtime}" for runtime in RUNTIMES for what in ("create", "exec", "delete")),
+    *("create", "warm", "exec", "run", "context", "delete", "one-shot", "snapshot", "scale"),
+    *("growth", "rate", "transfer up", "transfer down"),
+    *(f"{what} on {runtime}" for runtime in RUNTIMES for what in OPERATIONS),
 )
 OURS = "Capsule"
 
@@ -30,6 +32,8 @@ def baseline(measures: Sequence[Measure], group: str) -> Measure | None:
 def ratio(measure: Measure, base: Measure | None) -> str:
     if base is None or measure is base or measure.unit != base.unit or not measure.samples:
         return ""
+    if measure.series != base.series or measure.group == "scale":
+        return ""  # another thing, not another way to do the same
     share = measure.p50 / base.p50
     return f"{share:.0f}×" if share >= 10 else f"{share:.2g}×"
 
@@ -56,17 +60,35 @@ def table(measures: Sequence[Measure]) -> str:
             rows.append((f"— {group}", *[""] * 7))
         for m in members:
             if not m.samples:
-                rows.append((m.name, "–", "–", "", "", "", "", f"not here: {m.missing}"))
+                rows.append(
+                    (m.name, "–", "–", "", "", "", "", f"not here: {m.missing or 'no sample'}")
+                )
                 continue
             n = len(m.samples)
             numbers = (f"{m.p50:.2f}", f"{m.p99:.2f}" if n > 1 else "", m.unit, str(n))
-            rows.append((m.name, *numbers, verdict(m), ratio(m, base), m.note))
-    widths = [max(len(row[column]) for row in rows) for column in range(7)]
+            beside = next(o for o in members if o.series == m.series) if m.series else base
+            rows.append((m.name, *numbers, verdict(m), ratio(m, beside), m.note))
+    return aligned(rows, right=range(1, 7))
+
+
+def verdicts(measures: Sequence[Measure]) -> str:
+    """The targets of DESIGN §6: as written, at this machine's speed, beside others."""
+    rows: list[tuple[str, ...]] = [
+        ("target of DESIGN §6, p50 in ms", "measured", "as written", "at this speed", "beside")
+    ]
+    rows += [(j.what, j.measured, j.written, j.here, j.beside) for j in targets.judge(measures)]
+    return f"{aligned(rows, right=range(1, 4))}\n\n{targets.explanation(measures)}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: range) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
-        name, *rest = row[:7]
-        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *cells, row[7]]).rstrip())
+        cells = [
+            cell.rjust(widths[column]) if column in right else cell.ljust(widths[column])
+            for column, cell in enumerate(row)
+        ]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
@@ -102,53 +124,8 @@ def write_json(path: Path, measures: Sequence[Measure], load: float) -> None:
     body = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {**machine(), "load_at_start": load},
+        "slower_than_design": round(targets.factor(measures), 3),
+        "targets": [asdict(judged) for judged in targets.judge(measures)],
         "measures": [measure.to_json() for measure in measures],
     }
     path.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def log_scale(low: float, high: float, width: float) -> Callable[[float], float]:
-    decades = math.log10(high / low)
-    return lambda value: max(2.0, math.log10(max(value, low) / low) / decades * width)
-
-
-def write_plot(path: Path, measures: Sequence[Measure]) -> None:
-    """Horizontal bars of the medians on a logarithmic axis, one block per group."""
-    shown = [m for m in measures if m.samples and m.unit == "ms"]
-    top = max((m.p50 for m in shown), default=1.0)
-    decades = [tick for tick in (0.1, 1, 10, 100, 1000, 10_000) if tick / 10 < top]
-    left, width, line = 300, 420, 22
-    scale = log_scale(0.1, decades[-1], width)
-    parts: list[str] = []
-    y = 34
-    for group in GROUPS:
-        members = [m for m in shown if m.group == group]
-        if not members:
-            continue
-        parts.append(f'<text x="8" y="{y + 14}" class="group">{group}</text>')
-        y += line
-        for m in members:
-            length = scale(m.p50)
-            kind = "ours" if m.name.startswith(OURS) else "other"
-            parts += [
-                f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(m.name)}</text>',
-                f'<rect x="{left}" y="{y + 3}" width="{length:.1f}" height="14" class="{kind}"/>',
-                f'<text x="{left + length + 6:.1f}" y="{y + 14}">{m.p50:.2f} ms</text>',
-            ]
-            y += line
-    axis = [
-        f'<line x1="{left + scale(tick):.1f}" x2="{left + scale(tick):.1f}" y1="30"'
-        f' y2="{y}" class="grid"/><text x="{left + scale(tick):.1f}" y="22"'
-        f' text-anchor="middle">{tick:g} ms</text>'
-        for tick in decades
-    ]
-    style = (
-        "text{font:12px sans-serif;fill:#57606a}.group{font-weight:bold}"
-        ".ours{fill:#2da44e}.other{fill:#8c959f}.grid{stroke:#d0d7de}"
-    )
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 100}" height="{y + 12}">'
-        f'<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>'
-        f"{''.join(axis)}{''.join(parts)}</svg>\n",
-        encoding="utf-8",
-    )

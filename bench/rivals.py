@@ -147,21 +147,27 @@ class Bubblewrap(Rival):
         pass
 
 
-class Runc(Rival):
-    def __init__(self) -> None:
-        self._whole = Measure("runc: box + `true` + gone", "one-shot")
+class Bundle(Rival):
+    """An OCI runtime without an engine: `run` of a bundle with the host's /usr, and gone again."""
+
+    def __init__(self, program: str, *flags: str, found: Path | None = None) -> None:
+        self._whole = Measure(f"{program}: box + `true` + gone", "one-shot")
         self.measures = [self._whole]
         self._dir = Path(tempfile.mkdtemp(prefix="capsule-bench-"))
         self._number = 0
-        if shutil.which("runc") is None:
-            self.give_up("runc is not installed")
+        installed = found or shutil.which(program)
+        self._command = [str(installed), *flags, "--root", str(self._dir / "state")]
+        if installed is None:
+            self.give_up(f"{program} is not installed")
+        elif shutil.which("runc") is None:
+            self.give_up("runc, which writes the bundle, is not installed")
         elif os.getuid() != 0:
-            self.give_up("runc is measured as root only")
+            self.give_up(f"{program} is measured as root only")
         else:
             self._make_bundle()
 
     def _make_bundle(self) -> None:
-        """The host's /usr read-only, as Capsule has it: the two boxes hold the same."""
+        """The host's /usr read-only, as Capsule has it: the boxes hold the same."""
         for name in ("usr", "proc", "dev", "sys", "tmp"):
             (self._dir / "rootfs" / name).mkdir(parents=True)
         for name in SYSTEM_LINKS:
@@ -179,10 +185,9 @@ class Runc(Rival):
             return
         for _ in range(count):
             self._number += 1
-            state = ["runc", "--root", str(self._dir / "state")]
             name = f"capsule-bench-{os.getpid()}-{self._number}"
             try:
-                taken = timed_ms([*state, "run", "--bundle", str(self._dir), name])
+                taken = timed_ms([*self._command, "run", "--bundle", str(self._dir), name])
             except subprocess.CalledProcessError as error:
                 self.give_up(error.stderr.decode(errors="replace").strip())
                 return

@@ -19,14 +19,19 @@ import httpx
 
 ECHO = """
 import sys, uvicorn
+BLOCK = bytes(256 * 1024)
 async def app(scope, receive, send):
-    message = await receive()
-    head = [(b"content-length", b"2")]
+    while (await receive()).get("more_body"):
+        pass
+    count = int(scope["path"].strip("/") or 0)
+    head = [(b"content-length", b"%d" % (count * len(BLOCK) or 2))]
     await send({"type": "http.response.start", "status": 200, "headers": head})
-    await send({"type": "http.response.body", "body": b"ok"})
+    for _ in range(count):
+        await send({"type": "http.response.body", "body": BLOCK, "more_body": True})
+    await send({"type": "http.response.body", "body": b"" if count else b"ok"})
 uvicorn.run(app, port=int(sys.argv[1]), loop="uvloop", http="httptools", lifespan="off",
             log_level="error", access_log=False)
-"""
+"""  # takes what it is sent; GET /8 answers with 8 blocks of 256 KiB, and / with "ok"
 
 
 def free_port() -> int:

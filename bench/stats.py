@@ -15,6 +15,8 @@ class Measure:
     unit: str = "ms"
     target: float | None = None
     bound: tuple[Measure, float] | None = None  # at most so many times another one's median
+    series: str = ""  # of which this is one point, drawn at `at`
+    at: float = 0.0
     samples: list[float] = field(default_factory=list)
     missing: str = ""
     note: str = ""
@@ -36,6 +38,8 @@ class Measure:
         body: dict[str, object] = {"name": self.name, "group": self.group, "unit": self.unit}
         if self.target is not None:
             body["target"] = self.target
+        if self.series:
+            body |= {"series": self.series, "at": self.at}
         if self.note:
             body["note"] = self.note
         if not self.samples:
