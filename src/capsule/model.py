@@ -105,6 +105,8 @@ class Template:
     network: str = "none"
     seccomp: str = "default"
     ttl: float = 600.0
+    warm_context: str = ""  # the language whose interpreter runs in ready boxes; "": none does
+    warm_imports: tuple[str, ...] = ()  # modules that it has loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ def as_mapping(template: Template) -> dict[str, Any]:
         "network": template.network,
         "seccomp": template.seccomp,
         "ttl": template.ttl,
+        "warm_context": template.warm_context,
+        "warm_imports": list(template.warm_imports),
     }
 
 
@@ -188,6 +190,8 @@ class Document:
             network=self._choice("network", default.network, NETWORKS),
             seccomp=self._text("seccomp", default.seccomp, _PROFILE, "the name of a profile"),
             ttl=self._translated(check, "ttl", _TTL, self.content.get("ttl", default.ttl)),
+            warm_context=self._choice("warm_context", default.warm_context, ("", *languages)),
+            warm_imports=self._strings("warm_imports", default.warm_imports),
         )
         _ = self.override  # checked wherever it stands
         return template

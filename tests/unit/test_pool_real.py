@@ -6,20 +6,23 @@ import asyncio
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from capsule.catalog import load_catalog
+from capsule.catalog import Catalog, load_catalog
 from capsule.config import Config
 from capsule.errors import GoneError, UnavailableError
 from capsule.model import MIB, Reason, Started
 from capsule.providers.local.cgroups import read_values
 from capsule.providers.registry import make_provider
 from capsule.service import CreateRequest, ExecCall, Service
+from capsule.service.context_calls import ContextRun
 from tests.support import component_missing, eventually
 
 pytestmark = pytest.mark.real
@@ -38,11 +41,13 @@ def folder(agent_binary: Path) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def serving(folder: Path, **settings: Any) -> AsyncIterator[Service]:
+async def serving(
+    folder: Path, *, catalog: Catalog = CATALOG, **settings: Any
+) -> AsyncIterator[Service]:
     settings = {"drain": "delete", "pool_templates": ("bash",), **settings}
     config = Config(data_dir=folder / "d", run_dir=folder / "r", **settings)
-    provider = await asyncio.to_thread(make_provider, "local", config, CATALOG)
-    service = Service(config, {"local": provider}, CATALOG)
+    provider = await asyncio.to_thread(make_provider, "local", config, catalog)
+    service = Service(config, {"local": provider}, catalog)
     try:
         await service.open()
     except UnavailableError as error:
@@ -222,3 +227,61 @@ async def test_what_cannot_be_changed_starts_cold(folder: Path, adjusting: None)
             made = await service.create(CreateRequest(template="bash", limits=limits))
             assert made.started is Started.COLD
         assert service.pool().shelves[0].ready == 1
+
+
+# Contexts that are warm
+
+
+def with_context() -> Catalog:
+    python = CATALOG["python"]
+    warm = replace(python, name="warm", warm_context="python", warm_imports=("decimal",))
+    return Catalog.of({**CATALOG, "warm": warm})
+
+
+async def ask(service: Service, id: str, code: str) -> str:
+    result = await service.contexts.run(id, ContextRun(code, language="python"))
+    assert result.error is None, result.error
+    return str(result.results[-1].text)
+
+
+async def test_an_interpreter_runs_before_somebody_asks(folder: Path) -> None:
+    settings = {"pool_min": 1, "pool_templates": ("warm",)}
+    async with serving(folder, catalog=with_context(), **settings) as service:
+        await filled(service, 1)
+        began = time.time()
+        sandbox = await service.create(CreateRequest(template="warm"))
+        assert sandbox.started is Started.WARM
+        (context,) = await service.contexts.list(sandbox.id)
+        assert (context.id, context.state, context.runs) == ("default-python", "idle", 0)
+        assert context.created_at.timestamp() < began
+        assert await ask(service, sandbox.id, "import sys; 'decimal' in sys.modules") == "True"
+        assert await ask(service, sandbox.id, "x = 1; x + 1") == "2"
+        assert len(await service.contexts.list(sandbox.id)) == 1
+
+        await filled(service, 1)
+        await service.reset(sandbox.id)
+        assert await ask(service, sandbox.id, "'x' in globals()") == "False"
+        assert len(await service.execs(sandbox.id)) == 1, "the one that was ready"
+
+
+async def test_who_brings_variables_gets_an_interpreter_that_has_them(folder: Path) -> None:
+    settings = {"pool_min": 1, "pool_templates": ("warm",)}
+    async with serving(folder, catalog=with_context(), **settings) as service:
+        await filled(service, 1)
+        request = CreateRequest(template="warm", env={"COLOUR": "blue"})
+        sandbox = await service.create(request)
+        assert sandbox.started is Started.WARM
+        assert await service.contexts.list(sandbox.id) == []
+        assert await ask(service, sandbox.id, "import os; os.environ['COLOUR']") == "'blue'"
+
+
+async def test_a_module_that_is_missing_costs_the_context_and_not_the_box(folder: Path) -> None:
+    warm = replace(CATALOG["python"], name="warm", warm_context="python", warm_imports=("nosuch",))
+    catalog = Catalog.of({**CATALOG, "warm": warm})
+    settings = {"pool_min": 1, "pool_templates": ("warm",)}
+    async with serving(folder, catalog=catalog, **settings) as service:
+        await filled(service, 1)
+        sandbox = await service.create(CreateRequest(template="warm"))
+        assert sandbox.started is Started.WARM
+        assert await service.contexts.list(sandbox.id) == []
+        assert await ask(service, sandbox.id, "1 + 1") == "2"

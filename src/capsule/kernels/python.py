@@ -584,6 +584,8 @@ def future_flags():
 def main():
     global flush_c
     flush_c = flush_c_streams()
+    for stream in (sys.stdout, sys.stderr):  # a line at a time, as on a terminal, not word by word
+        stream.reconfigure(line_buffering=True, write_through=False)
     os.environ.setdefault("MPLBACKEND", "Agg")
     kernel = Kernel(Wire())
     sys.meta_path.insert(0, PyplotHook(kernel.show_figures))

@@ -33,7 +33,7 @@ from capsule.errors import (
     WrongStateError,
 )
 from capsule.link.link import AgentLink
-from capsule.model import ExecInfo, SandboxId
+from capsule.model import ExecId, ExecInfo, SandboxId
 from capsule.service import kernel_wire as wire
 from capsule.service import validate
 from capsule.service.access import Access
@@ -100,6 +100,17 @@ class Contexts:
         call = ContextCall(language, imports=imports)
         async with visit as link:
             return (await self._default(visit.entry, link, call)).info()
+
+    async def inherit(self, entry: Entry, record: ContextRecord) -> None:
+        """An interpreter that the pool started in a sandbox's box. It does not have variables that
+        the sandbox was given: then it goes, and the first run starts another."""
+        try:
+            if entry.env and entry.link is not None:
+                await entry.link.kill(ExecId(record.exec_id))
+            else:
+                await self.take_over(entry.id, record)
+        except CapsuleError as error:
+            log.warning("warm context not used", sandbox=entry.id, reason=error.message)
 
     async def take_over(self, id: str, record: ContextRecord) -> None:
         """Make an interpreter that runs in the sandbox's box already a context of the sandbox."""

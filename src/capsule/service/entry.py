@@ -50,6 +50,11 @@ _ENV: Mapping[str, str] = {
 }
 
 
+def environment(template: Template, env: Mapping[str, str]) -> dict[str, str]:
+    """What a program starts with in a sandbox that was given `env`."""
+    return {**_ENV, **template.env, **env}
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """What the store keeps of a sandbox: enough to adopt it, or to get rid of it."""
@@ -136,7 +141,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.box_id = self.box_id or self.id
-        self.environ = {**_ENV, **self.template.env, **self.env}
+        self.environ = environment(self.template, self.env)
 
     @classmethod
     def of(cls, record: Record, clock: Clock, boot: str) -> Entry:

@@ -31,6 +31,10 @@ from capsule.providers.contract import Adjustable, Box, Provider
 from capsule.service import validate
 from capsule.service.admission import new_id
 from capsule.service.clock import Clock
+from capsule.service.context import ContextRecord
+from capsule.service.context_calls import default_record
+from capsule.service.entry import environment
+from capsule.service.interpreters import start_ahead
 from capsule.service.line import Line, Place
 from capsule.service.shelf import Kind, Shelf, ShelfStatus, Stocked
 from capsule.service.tasks import Tasks
@@ -59,6 +63,7 @@ class Wish(NamedTuple):
 class Obtained(NamedTuple):
     box: Box
     started: Started
+    context: ContextRecord | None = None  # of an interpreter that runs in it already
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class Pool:
         self._width = config.max_launches or max(LEAST_AT_ONCE, PER_CORE * (os.cpu_count() or 1))
         self._budget = _memory() // 8 if config.pool_memory is None else config.pool_memory
         self._held: set[SandboxId] = set()  # boxes that are ours, and no sandbox's
+        self._contexts: dict[SandboxId, ContextRecord] = {}  # interpreters that run in them
         self._stocking = 0
         self._filling: asyncio.TimerHandle | None = None
         self._open = False
@@ -168,7 +174,7 @@ class Pool:
             shelf.hits += 1
         self.obtained[Started.WARM] += 1
         self._fill_soon()
-        return Obtained(box, Started.WARM)
+        return Obtained(box, Started.WARM, self._contexts.pop(box.handle.sandbox_id, None))
 
     async def _ready(self, wish: Wish) -> Box | None:
         shelf = self._shelf(wish)
@@ -322,6 +328,7 @@ class Pool:
         deadline = asyncio.get_running_loop().time() + LAUNCH_BUDGET
         try:
             box = await self._launch(wish, new_id(), place, deadline)
+            await self._warm(shelf.spec.template, box)
         except CapsuleError as error:
             shelf.failed(self._clock.monotonic())
             log.warning("pool not filled", template=shelf.kind.template, reason=error.message)
@@ -332,6 +339,24 @@ class Pool:
             self._stocking -= 1
             place.leave()
         self._fill()
+
+    async def _warm(self, template: Template, box: Box) -> None:
+        """Start the interpreter that its template wants. A box without it is a box all the same."""
+        if not template.warm_context:
+            return
+        try:
+            record = default_record(
+                template, template.warm_context, template.warm_imports, self._clock.now()
+            )
+            environ = environment(template, {})
+            await start_ahead(AgentLink(box.connect), template, record, environ)
+        except CapsuleError as error:
+            log.warning("no context ahead", template=template.name, reason=error.message)
+        except BaseException:
+            self._discard(box)
+            raise
+        else:
+            self._contexts[box.handle.sandbox_id] = record
 
     def _put(self, shelf: Shelf, box: Box) -> None:
         if not self._open or self._shelves.get(shelf.kind) is not shelf:
@@ -358,6 +383,7 @@ class Pool:
     async def remove(self, box: Box) -> bool:
         """A box that no sandbox has any more. False: something is left, and the reaper looks."""
         self.keep(box)
+        self._contexts.pop(box.handle.sandbox_id, None)
         try:
             async with asyncio.timeout(DISCARD_BUDGET):
                 await box.destroy()

@@ -93,10 +93,13 @@ class Resets:
                 entry.running()
                 _check_walls(entry, got.box)
                 await self._record(entry, got, to)
-                return self._take(entry, got, to)
+                old = self._take(entry, got, to)
         except BaseException:
             await to_the_end(self._pool.remove(got.box))
             raise
+        if got.context is not None:
+            await self._sandboxes.inherit(entry, got.context)
+        return old
 
     async def _record(self, entry: Entry, got: Obtained, to: Target) -> None:
         now = entry.record(self._sandboxes.boot)

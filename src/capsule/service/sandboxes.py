@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -38,6 +38,7 @@ from capsule.providers.contract import Provider
 from capsule.service import validate
 from capsule.service.admission import Admission, create_fingerprint, spec_of
 from capsule.service.clock import Clock
+from capsule.service.context import ContextRecord
 from capsule.service.entry import MOVES, Entry, over
 from capsule.service.pool import Pool
 from capsule.service.room import Room
@@ -71,6 +72,8 @@ class Sandboxes:
         self.entries: dict[SandboxId, Entry] = {}
         self.counts: Counter[State] = Counter()
         self.draining = False
+        # What becomes of an interpreter that runs in a ready box; told by whoever has contexts.
+        self.inherit: Callable[[Entry, ContextRecord], Awaitable[None]] = _leave
         self.boot = ""  # which one this is; told when the service opens
         # Gone, but not yet from the store; and the keys that become free with them.
         self.unremoved: dict[SandboxId, str | None] = {}
@@ -238,9 +241,11 @@ class Sandboxes:
         self.move(entry, State.RUNNING)
 
     async def _launch_box(self, entry: Entry) -> None:
-        box, started = await self.pool.obtain(entry.provider, spec_of(entry), entry.box_id)
-        entry.take(box, started)
-        self.pool.hand_over(box)
+        got = await self.pool.obtain(entry.provider, spec_of(entry), entry.box_id)
+        entry.take(got.box, got.started)
+        self.pool.hand_over(got.box)
+        if got.context is not None:
+            await self.inherit(entry, got.context)
 
     async def _undo(self, entry: Entry) -> None:
         """After a launch that failed: no box, no record, and its key may be used again."""
@@ -372,3 +377,7 @@ class Sandboxes:
             entry.deadline, entry.expires, entry.ttl, entry.active = before
             raise
         return entry.view()
+
+
+async def _leave(entry: Entry, context: ContextRecord) -> None:
+    """It runs on, and nobody knows of it."""

@@ -92,6 +92,7 @@ class Service:
         self._access = Access(self._sandboxes, self._pulse, self._pausing, self._clock)
         self._execs = Execs(self._parts, self._access)
         self.contexts = Contexts(self._parts, self._access, self._execs.permits)
+        self._sandboxes.inherit = self.contexts.inherit
         self._terminals = Terminals(self._access)
         self.snapshots = Snapshots(self._parts, self._sandboxes)
         admission.snapshot = self.snapshots.find

@@ -18,6 +18,7 @@ from capsule.providers.contract import Adjustable, Box
 WINDOW = 60.0
 BACKOFF = 1.0
 MAX_BACKOFF = 60.0
+INTERPRETER = 16 * MIB  # with a few modules
 UNKNOWN_COST = 16 * MIB  # of an idle box, until the first one says what it costs
 
 
@@ -92,7 +93,7 @@ class Shelf:
         return box
 
     def put(self, box: Box, now: float) -> None:
-        self.cost = box.idle_memory
+        self.cost = box.idle_memory + (INTERPRETER if self.spec.template.warm_context else 0)
         self.adjusts = box.adjusts if isinstance(box, Adjustable) else _never
         self.failures = 0
         self.ready.append(Stocked(box, now))
