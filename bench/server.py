@@ -73,9 +73,11 @@ def serving(max_sandboxes: int, **settings: str) -> Iterator[Serving]:
     }
     command = [sys.executable, "-c", "from capsule.cli.main import main; main()", "serve"]
     url = f"http://127.0.0.1:{port}"
-    with _running(command, env, url, "/health") as pid:
-        yield Serving(url, pid, base)
-    shutil.rmtree(base, ignore_errors=True)
+    try:
+        with _running(command, env, url, "/health") as pid:
+            yield Serving(url, pid, base)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
 
 
 @contextmanager

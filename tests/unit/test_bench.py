@@ -1,0 +1,92 @@
+"""The benchmark's judgement: no miss is hidden, and a slow machine is not a slow Capsule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from bench import endure, page, plots, report, targets
+from bench.stats import Measure
+
+CREATE = ("Capsule SDK: create", "create")
+
+
+def measures(create: float, *, slower: float = 1.0, docker: float = 1000.0) -> list[Measure]:
+    raw = [
+        Measure(name, "raw", samples=[stated * slower]) for name, stated in targets.STATED.items()
+    ]
+    bare = Measure("Docker API: create + start", "create on runc", samples=[docker])
+    return [*raw, bare, Measure(*CREATE, samples=[create])]
+
+
+def judged(all_of: list[Measure]) -> targets.Judged:
+    return next(j for j in targets.judge(all_of) if j.what == "create, no pool")
+
+
+def test_a_time_that_holds_only_at_this_speed_is_missed_and_held() -> None:
+    told = judged(measures(12.0, slower=2.0))
+    assert told.written == "MISSED (≤ 8)"
+    assert told.here == "met (≤ 16)"
+    assert told.holds
+
+
+def test_every_table_shows_the_miss() -> None:
+    some = measures(12.0, slower=2.0)
+    assert "MISSED (≤ 8)" in report.verdicts(some)
+    assert "MISSED (≤ 8)" in page.numbers(some, 0.0)
+
+
+def test_a_fast_machine_makes_no_target_stricter() -> None:
+    assert targets.factor(measures(1.0, slower=0.5)) == 1.0
+
+
+def test_the_factor_is_the_geometric_mean() -> None:
+    raw = measures(1.0)
+    raw[0].samples = [raw[0].samples[0] * 8]
+    assert targets.factor(raw) == pytest.approx(2.0)
+
+
+def test_a_missed_ratio_is_a_miss() -> None:
+    told = judged(measures(1.0, docker=10.0))
+    assert "MISSED (≥ 20×)" in told.beside
+    assert not told.holds
+
+
+def test_what_was_not_measured_does_not_hold() -> None:
+    told = judged([Measure(*CREATE, missing="why")])
+    assert told.measured == targets.NOT_MEASURED
+    assert not told.holds
+
+
+def test_fewer_sandboxes_than_the_target_are_met_only_when_they_were_tried() -> None:
+    def alive(tried: float, came: float) -> str:
+        name = "Capsule: sandboxes alive together"
+        measure = Measure(name, "scale", unit="count", target=tried, samples=[came])
+        return next(j.written for j in targets.judge([measure]) if j.what.endswith("together"))
+
+    assert alive(200, 200) == "more not tried"
+    assert alive(200, 150) == "MISSED (≥ 1,000)"
+    assert alive(1000, 1000) == "met (≥ 1,000)"
+
+
+def test_plots_are_drawn_from_few_samples(tmp_path: Path) -> None:
+    some = measures(12.0)
+    some[-1].samples = [1.0, 2.0, 4.0]
+    some += [Measure(f"Capsule: {n}", "growth", series="s", at=n, samples=[n]) for n in (1.0, 9.0)]
+    some.append(Measure("Capsule: creates", "rate", unit="1/s", samples=[3.0, 4.0]))
+    for draw in (plots.medians, plots.distributions, plots.scaling):
+        path = tmp_path / f"{draw.__name__}.svg"
+        draw(path, some)
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_growth_beyond_its_bound_is_named() -> None:
+    things = [
+        endure.Watched("fds", lambda: 0, bound=2),
+        endure.Watched("memory", lambda: 0, each=1.0),
+        endure.Watched("of the machine", lambda: 0, judged=False),
+    ]
+    rows: list[list[float]] = [[0.0] * 5, [10, 1, 5, 50, 0], [20, 2, 8, 60, 900]]
+    assert endure.failures(things, rows) == ["fds by 3, 2 allowed for 10 sandboxes"]
