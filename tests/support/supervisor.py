@@ -81,6 +81,18 @@ def release() -> None:
         time.sleep(0.01)
 
 
+def left() -> list[str]:
+    """Containers that no test has removed; of Capsule's alone, where the Engine is not ours."""
+    found = _state()
+    if found is None:
+        return []
+    api = EngineApi(found.url)
+    ours = (_folder() / "daemon.json").exists()
+    containers = api.containers("" if ours else "capsule.owner")
+    api.close()
+    return [f"{each['Names']} {each['Status']} {each['Labels']}" for each in containers]
+
+
 def _folder() -> Path:
     return Path("/tmp", f"{FOLDERS}{os.environ[OWNER]}")
 
@@ -186,4 +198,10 @@ def _take_along(api: EngineApi, notes: Path) -> None:
 
 
 if __name__ == "__main__":
-    release() if sys.argv[1:] == ["release"] else main()
+    match sys.argv[1:]:
+        case ["release"]:
+            release()
+        case ["left"]:
+            sys.stdout.write("\n".join(left()))
+        case _:
+            main()
