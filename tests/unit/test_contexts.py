@@ -271,6 +271,9 @@ for _ in range(2):
     ],
 )
 async def test_a_death_says_why(box: Box, code: str, reason: str) -> None:
+    gaps = {gap.what: gap.why for gap in box.service.get(box.id).unenforced}
+    if "oom" in reason and "memory" in gaps:
+        pytest.skip(f"memory is not enforced here: {gaps['memory']}")  # it is a MemoryError then
     context = await box.context()
     ended = await box.run(f"print('last words', flush=True)\n{code}", context)
     assert (ended.end.status, ended.end.state) == ("died", "dead")
