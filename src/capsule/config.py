@@ -185,7 +185,7 @@ class Config:
         metadata=about(
             "integer",
             "sandboxes started at the same time under one provider, the rest wait in line; "
-            "0: four per core, and eight at least",
+            "0: eight per core",
             low=0,
             high=10_000,
         ),

@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 LAUNCH_BUDGET = 60.0
 # Fewer leave cores idle while a launch waits for the kernel; with more of them all are late.
-PER_CORE, LEAST_AT_ONCE = 4, 8
+PER_CORE = 8
 DISCARD_BUDGET = 30.0
 PATIENCE = 0.5  # a box that does not answer within this is not handed out
 CHECK_EVERY = 5.0
@@ -93,7 +93,7 @@ class Pool:
         self._named = tuple(_named(text, config) for text in config.pool_templates)
         self._shelves: dict[Kind, Shelf] = {}
         self._lines: dict[str, Line[Wish, Box]] = {}
-        self._width = config.max_launches or max(LEAST_AT_ONCE, PER_CORE * (os.cpu_count() or 1))
+        self._width = config.max_launches or PER_CORE * (os.cpu_count() or 1)
         self._budget = _memory() // 8 if config.pool_memory is None else config.pool_memory
         self._held: set[SandboxId] = set()  # boxes that are ours, and no sandbox's
         self._contexts: dict[SandboxId, ContextRecord] = {}  # interpreters that run in them
