@@ -45,7 +45,8 @@ class Machine:
         self.url = f"http://127.0.0.1:{self.port}"
         self.pid = 0
         self.tolerated: list[str] = []  # complaints that a fault is meant to cause
-        self.spare = 0  # descriptors more than at the start, of which somebody knows why
+        # Descriptors more than at the start: SQLite keeps one of the store for its next checkpoint.
+        self.spare = 1
         self.how: dict[str, Any] = {}  # to start the server with; see nursery_main.py
         named = {
             "PORT": str(self.port),

@@ -181,7 +181,6 @@ async def test_a_create_that_came_after_it_was_given_up_is_reaped(
         proxied(own_nursery, docker, hasty) as (host, proxy),
         host.http() as http,
     ):
-        host.spare = 1  # the store's, which SQLite keeps after the first tidying
         kept = await create(http, **DOCKER)
         proxy.held = "POST .*/containers/create"
         error = await refused(make(http), within=9)

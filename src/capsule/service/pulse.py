@@ -63,6 +63,7 @@ class Pulse:
         except (CapsuleError, OSError, TimeoutError) as error:
             log.info("cannot tell whether a box lives", sandbox=entry.id, reason=str(error))
             if isinstance(error, OutOfReachError):
+                entry.checked = self._clock.monotonic()  # nobody could ask: that is not its silence
                 return error
             await self._silent(entry)
             return None
@@ -72,7 +73,7 @@ class Pulse:
             await self._sandboxes.fail(entry, "its box is gone: it was ended from outside, or died")
         elif entry.box is None:
             entry.take(box)  # the first time since the restart that its provider could say
-        else:
+        elif not await self._answers(entry):  # its provider has just found a way to it, or not
             await self._silent(entry)
         return None
 

@@ -149,8 +149,6 @@ class SqliteStore:
                 self._db.executescript("BEGIN IMMEDIATE;" + _SCHEMA + "COMMIT;")
             if version in (0, _VERSION):
                 self._db.executescript(_LATER)
-                # SQLite keeps a descriptor for the next one who does this: have it from the start.
-                self._checkpoint()
         if version not in (0, _VERSION):
             raise ConflictError(
                 f"{self._path} has format {version}, this version of Capsule knows {_VERSION}",

@@ -392,7 +392,10 @@ class DockerProvider(Provider):
         path = self.settings.run_dir / "seccomp" / f"{name}.json"
         with host_errors("the seccomp profile cannot be written for the Engine"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.write_text(json.dumps(hardening.for_agent(profile)))
+            # Two creates may come here at once, and the Engine must not read half of it.
+            draft = path.with_name(f".{name}.{secrets.token_hex(8)}")
+            draft.write_text(json.dumps(hardening.for_agent(profile)))
+            draft.rename(path)
         return str(path.absolute())
 
     def _compile(self, name: str) -> tuple[bytes, dict[str, Any]]:
