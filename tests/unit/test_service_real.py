@@ -465,7 +465,7 @@ async def _execs_of(service: Service, id: str) -> bool:
 async def test_a_locked_database_is_503_not_a_hang(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsule.service.store.PATIENCE", 0.3)
+    monkeypatch.setattr("capsule.service.database.PATIENCE", 0.3)
     async with serving(folder) as service:
         id = (await service.create(CreateRequest())).id
         other = sqlite3.connect(folder / "d" / "capsule.db", isolation_level=None)

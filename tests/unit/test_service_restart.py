@@ -267,7 +267,7 @@ async def _crashed(home: Path, world: World, act: str, steps: int) -> str | None
     store, provider = b.service._store, b.provider
     assert isinstance(store, SqliteStore)
     frozen = {"agents": dict(world.agents), "connections": dict(world.connections)}
-    db, store._db = store._db, None
+    db, store._db._db = store._db._db, None
     assert db is not None
     db.close()
     provider.world = World()

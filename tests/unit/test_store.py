@@ -17,8 +17,9 @@ from capsule.catalog import load_catalog
 from capsule.errors import ConflictError, NoSpaceError, UnavailableError
 from capsule.model import Isolation, Limits, SandboxId, State, Unenforced
 from capsule.service.carry import Session
+from capsule.service.database import TRIM_AFTER
 from capsule.service.entry import Record
-from capsule.service.store import CREATE, KEEP_CLAIMS, TRIM_AFTER, Claim, SqliteStore
+from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore
 from tests.support import ROOT
 
 PYTHON = load_catalog(None)["python"]
@@ -133,7 +134,7 @@ async def test_claims_of_execs_are_bounded(
 async def test_a_locked_database_is_unavailable_soon_and_the_loop_goes_on(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsule.service.store.PATIENCE", 0.3)
+    monkeypatch.setattr("capsule.service.database.PATIENCE", 0.3)
     other = sqlite3.connect(store._path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     worst = 0.0
@@ -169,16 +170,17 @@ async def test_a_lock_that_passes_is_waited_for(store: SqliteStore) -> None:
 
 
 async def test_a_full_disk_is_no_space_and_passes(store: SqliteStore) -> None:
-    assert store._db is not None
-    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
-    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    db = store._db._db
+    assert db is not None
+    pages = db.execute("PRAGMA page_count").fetchone()[0]
+    db.execute(f"PRAGMA max_page_count = {pages + 2}")
     big = record("big", env={str(n): "x" * 1000 for n in range(200)})
     for change in (store.save(big), store.save(big, Claim(CREATE, "k", "f", "big", 1.0))):
         with pytest.raises(NoSpaceError, match="no space left"):
             await change
     assert await store.find(CREATE, "k") is None
     await store.save(record("small"))
-    store._db.execute("PRAGMA max_page_count = 100000")
+    db.execute("PRAGMA max_page_count = 100000")
     await store.save(big)
     assert len(await store.load()) == 2
 

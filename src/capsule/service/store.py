@@ -1,39 +1,28 @@
 """The records that survive the server.
 
 In memory is what is true while the server runs; the store is read at the start and written at
-each change. SQLite in WAL mode writes a row in tens of microseconds and without an fsync: what
-the kernel has taken survives a `kill -9`, and a power cut ends the boxes as well. Checkpoints,
-which do fsync, run in a thread.
-
-Nothing here waits on SQLite's locks, as that would stop the loop: a busy database is tried again
-from the loop for `PATIENCE` seconds, then it is UnavailableError. A full disk is NoSpaceError.
-Both pass by themselves.
+each change, without an fsync (see `database`): what a power cut loses it ends as well, the boxes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from capsule.errors import ConflictError, InternalError, NoSpaceError, UnavailableError
+from capsule.errors import InternalError
 from capsule.model import SandboxId
 from capsule.service.carry import Session
 from capsule.service.context import ContextRecord
+from capsule.service.database import Database, whole
 from capsule.service.entry import Record
 
-PATIENCE = 2.0
 KEEP_CLAIMS = 24 * 3600.0
 MAX_CLAIMS = 10_000  # per sandbox; the oldest are forgotten first
-TRIM_AFTER = 256  # changes, about 4 MiB of log
-CHECKPOINTS = (*["PASSIVE"] * 4, "TRUNCATE")
 
 CREATE = "create"  # the scope of keys given to create; those of an exec have the sandbox's id
 
@@ -133,45 +122,18 @@ CREATE TABLE IF NOT EXISTS contexts (
 class SqliteStore:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._db: sqlite3.Connection | None = None
+        self._db = Database(path, schema=_SCHEMA, version=_VERSION, later=_LATER)
         self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
-        self._used = 0  # since the last checkpoint
 
     async def open(self) -> None:
-        await asyncio.to_thread(self._open)
-
-    def _open(self) -> None:
-        with _translated(self._path):
-            self._path.touch(mode=0o600)
-            self._db = self._connect()
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                self._db.executescript("BEGIN IMMEDIATE;" + _SCHEMA + "COMMIT;")
-            if version in (0, _VERSION):
-                self._db.executescript(_LATER)
-        if version not in (0, _VERSION):
-            raise ConflictError(
-                f"{self._path} has format {version}, this version of Capsule knows {_VERSION}",
-                hint="use that version, or another data_dir",
-            )
-
-    def _connect(self) -> sqlite3.Connection:
-        # Used by one thread at a time: opened in one, used in the loop's, closed there.
-        db = sqlite3.connect(self._path, timeout=0.0, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("PRAGMA wal_autocheckpoint = 0")
-        db.execute("PRAGMA journal_size_limit = 0")  # a log that is begun again is cut off first
-        return db
+        await self._db.open()
 
     async def aclose(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            await asyncio.to_thread(db.close)
+        await self._db.aclose()
 
     async def load(self) -> list[Record]:
         decode = msgspec.json.Decoder(Record).decode
-        rows = await self._try(
+        rows = await self._db.run(
             lambda db: db.execute("SELECT body FROM sandboxes ORDER BY created, rowid").fetchall()
         )
         try:
@@ -189,7 +151,7 @@ class SqliteStore:
                 db.execute("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", _claim_row(claim))
             db.execute("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?)", row)
 
-        await self._try(write if claim is None else _whole(write))
+        await self._db.run(write if claim is None else whole(write))
 
     async def remove(self, id: SandboxId) -> None:
         def write(db: sqlite3.Connection) -> None:
@@ -198,10 +160,10 @@ class SqliteStore:
             db.execute("DELETE FROM contexts WHERE sandbox = ?", (id,))
             db.execute("DELETE FROM claims WHERE scope = ?", (id,))
 
-        await self._try(_whole(write))
+        await self._db.run(whole(write))
 
     async def find(self, scope: str, key: str) -> Claim | None:
-        return await self._try(lambda db: _find(db, scope, key))
+        return await self._db.run(lambda db: _find(db, scope, key))
 
     async def claim(self, claim: Claim) -> Claim:
         def write(db: sqlite3.Connection) -> Claim:
@@ -210,15 +172,15 @@ class SqliteStore:
                 db.execute("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", _claim_row(claim))
             return held or claim
 
-        return await self._try(_whole(write))
+        return await self._db.run(whole(write))
 
     async def release(self, scope: str, key: str) -> None:
-        await self._try(
+        await self._db.run(
             lambda db: db.execute("DELETE FROM claims WHERE scope = ? AND key = ?", (scope, key))
         )
 
     async def sessions(self, id: SandboxId) -> dict[str, Session]:
-        rows = await self._try(
+        rows = await self._db.run(
             lambda db: db.execute(
                 "SELECT name, body FROM sessions WHERE sandbox = ?", (id,)
             ).fetchall()
@@ -227,7 +189,7 @@ class SqliteStore:
 
     async def save_session(self, id: SandboxId, name: str, session: Session) -> None:
         row = (id, name, self._encode(session))
-        await self._try(
+        await self._db.run(
             lambda db: db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", row)
         )
 
@@ -236,10 +198,10 @@ class SqliteStore:
             db.execute("DELETE FROM sessions WHERE sandbox = ?", (id,))
             db.execute("DELETE FROM contexts WHERE sandbox = ?", (id,))
 
-        await self._try(_whole(write))
+        await self._db.run(whole(write))
 
     async def contexts(self, id: SandboxId) -> list[ContextRecord]:
-        rows = await self._try(
+        rows = await self._db.run(
             lambda db: db.execute("SELECT body FROM contexts WHERE sandbox = ?", (id,)).fetchall()
         )
         found = [msgspec.json.decode(body, type=ContextRecord) for (body,) in rows]
@@ -247,17 +209,17 @@ class SqliteStore:
 
     async def save_context(self, id: SandboxId, record: ContextRecord) -> None:
         row = (id, record.id, self._encode(record))
-        await self._try(
+        await self._db.run(
             lambda db: db.execute("INSERT OR REPLACE INTO contexts VALUES (?, ?, ?)", row)
         )
 
     async def remove_context(self, id: SandboxId, name: str) -> None:
-        await self._try(
+        await self._db.run(
             lambda db: db.execute("DELETE FROM contexts WHERE sandbox = ? AND name = ?", (id, name))
         )
 
     async def load_kept(self, kind: str, type: type[T]) -> list[T]:
-        rows = await self._try(
+        rows = await self._db.run(
             lambda db: db.execute(
                 "SELECT body FROM kept WHERE kind = ? ORDER BY created", (kind,)
             ).fetchall()
@@ -271,75 +233,27 @@ class SqliteStore:
 
     async def save_kept(self, kind: str, name: str, created: float, body: object) -> None:
         row = (kind, name, created, self._encode(body))
-        await self._try(
+        await self._db.run(
             lambda db: db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?)", row)
         )
 
     async def remove_kept(self, kind: str, name: str) -> None:
-        await self._try(
+        await self._db.run(
             lambda db: db.execute("DELETE FROM kept WHERE kind = ? AND name = ?", (kind, name))
         )
 
     async def maintain(self, now: float) -> None:
-        await self._try(lambda db: _forget_claims(db, now))
-        await asyncio.to_thread(self._checkpoint)
+        await self._db.run(lambda db: _forget_claims(db, now))
+        await self._db.checkpoint()
 
     async def trim(self) -> None:
-        if self._used >= TRIM_AFTER:
-            await asyncio.to_thread(self._checkpoint)
-
-    def _checkpoint(self) -> None:
-        # Its own connection: PASSIVE never waits for the loop's, nor keeps it waiting. The log
-        # begins anew only when all of it was taken in, so it is tried until nothing came in
-        # between; where that does not end, writers have to wait for once.
-        self._used = 0
-        before = -1
-        with _translated(self._path):
-            db = self._connect()
-            db.execute("PRAGMA busy_timeout = 200")  # for TRUNCATE, between two writes
-            try:
-                for mode in CHECKPOINTS:
-                    _, written, _ = db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-                    if written == before:
-                        break
-                    before = written
-            finally:
-                db.close()
-
-    async def _try(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        give_up = time.monotonic() + PATIENCE
-        self._used += 1
-        while True:
-            if self._db is None:
-                raise UnavailableError("the store is closed")
-            try:
-                with _translated(self._path):
-                    return work(self._db)
-            except UnavailableError as error:
-                if not error.details.get("busy") or time.monotonic() > give_up:
-                    raise
-            await asyncio.sleep(0.02)
+        await self._db.trim()
 
 
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise NotImplementedError(f"{type(value).__name__} has no place in a record")
-
-
-def _whole(write: Callable[[sqlite3.Connection], T]) -> Callable[[sqlite3.Connection], T]:
-    def transaction(db: sqlite3.Connection) -> T:
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            result = write(db)
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:  # a full disk has rolled back already
-                db.execute("ROLLBACK")
-            raise
-        return result
-
-    return transaction
 
 
 def _find(db: sqlite3.Connection, scope: str, key: str) -> Claim | None:
@@ -370,31 +284,3 @@ def _forget_claims(db: sqlite3.Connection, now: float) -> None:
             " (SELECT key FROM claims WHERE scope = ? ORDER BY at LIMIT ?)",
             (scope, scope, count - MAX_CLAIMS),
         )
-
-
-_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the class
-        if code in _BUSY:
-            raise UnavailableError("records are locked by another process", busy=True) from error
-        if code == sqlite3.SQLITE_CONSTRAINT:
-            raise ConflictError("the idempotency key is taken") from error
-        if code == sqlite3.SQLITE_FULL:
-            raise NoSpaceError(
-                "no space left for the server's records", hint="free some on the disk of data_dir"
-            ) from error
-        if code in _BROKEN:
-            raise UnavailableError(
-                f"{path} is damaged: {error}", hint="move it away; running sandboxes end then"
-            ) from error
-        raise UnavailableError(f"cannot use the records in {path}: {error}") from error
-    except OSError as error:
-        why = error.strerror
-        raise UnavailableError(f"cannot use the records in {path}: {why}") from error
