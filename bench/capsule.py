@@ -16,6 +16,7 @@ import httpx
 import uvloop
 
 from bench.rivals import Rival
+from bench.server import in_memory
 from bench.stats import Measure
 from capsule.app import open_service
 from capsule.config import load_config
@@ -129,11 +130,12 @@ class Inside(Rival):
         self.measures = [self._create, self._exec, self._delete]
         self._base = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
         self._base.chmod(0o755)
+        self._run_dir = in_memory()
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         config = load_config(
             {},
             data_dir=self._base / "data",
-            run_dir=self._base / "run",
+            run_dir=self._run_dir,
             drain="delete",
             log_level="warning",
             **self.settings,
@@ -158,7 +160,8 @@ class Inside(Rival):
     def close(self) -> None:
         self._runner.run(self._open.__aexit__(None, None, None))
         self._runner.close()
-        shutil.rmtree(self._base, ignore_errors=True)
+        for folder in (self._base, self._run_dir):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def burst(url: str, count: int) -> list[Measure]:

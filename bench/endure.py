@@ -10,6 +10,7 @@ their size by then. It fails when anything grew by more than its bound.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -88,10 +89,10 @@ def watched(server: Serving, suffix: str) -> list[Watched]:
         Watched("launcher KiB", lambda: memory_kib(launcher), bound=256),
         Watched("its fds", lambda: entries(launcher, "fd")),
         Watched("agents", lambda: len(list(agents(agent)))),
-        Watched("mounts", lambda: mounts(pid, server.base)),
+        Watched("mounts", lambda: mounts(pid, server.base, server.run)),
         Watched("cgroups", lambda: len(list(cgroups(suffix))) if suffix else 0),
         Watched("loops", lambda: loops(server.base)),
-        Watched("disk KiB", lambda: disk_kib(server.base), bound=4096, each=0.5),
+        Watched("disk KiB", lambda: disk_kib(server.base, server.run), bound=4096, each=0.5),
         Watched("memcgs*", memory_cgroups, judged=False),
         Watched("slab MiB*", slab_mib, judged=False),
     ]
@@ -191,8 +192,9 @@ def agents(agent: Path) -> Iterator[int]:
                 yield int(entry.name)
 
 
-def mounts(pid: int, base: Path) -> int:
-    return Path(f"/proc/{pid}/mountinfo").read_text().count(str(base))
+def mounts(pid: int, *folders: Path) -> int:
+    found = Path(f"/proc/{pid}/mountinfo").read_text()
+    return sum(found.count(str(folder)) for folder in folders)
 
 
 def loops(base: Path) -> int:
@@ -203,10 +205,10 @@ def loops(base: Path) -> int:
     return count
 
 
-def disk_kib(base: Path) -> float:
-    """Blocks in use below the data and run directory."""
+def disk_kib(*folders: Path) -> float:
+    """Blocks in use below them."""
     total = 0
-    for at, _, names in os.walk(base):
+    for at, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
         for name in names:
             with suppress(OSError):
                 total += (Path(at) / name).lstat().st_blocks // 2

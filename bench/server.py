@@ -45,7 +45,8 @@ def free_port() -> int:
 class Serving:
     url: str
     pid: int
-    base: Path  # of its data and run directory
+    base: Path  # of its data
+    run: Path
 
 
 @contextmanager
@@ -60,12 +61,13 @@ def serving(max_sandboxes: int, **settings: str) -> Iterator[Serving]:
     # Short, because Unix sockets are bound below it.
     base = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
     base.chmod(0o755)  # programs of a sandbox have another uid, and must get through
+    run = in_memory()
     port = free_port()
     env = {
         **os.environ,
         "CAPSULE_PORT": str(port),
         "CAPSULE_DATA_DIR": str(base / "data"),
-        "CAPSULE_RUN_DIR": str(base / "run"),
+        "CAPSULE_RUN_DIR": str(run),
         "CAPSULE_MAX_SANDBOXES": str(max_sandboxes),
         "CAPSULE_DRAIN": "delete",
         "CAPSULE_LOG_LEVEL": "warning",
@@ -75,9 +77,17 @@ def serving(max_sandboxes: int, **settings: str) -> Iterator[Serving]:
     url = f"http://127.0.0.1:{port}"
     try:
         with _running(command, env, url, "/health") as pid:
-            yield Serving(url, pid, base)
+            yield Serving(url, pid, base, run)
     finally:
         shutil.rmtree(base, ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def in_memory() -> Path:
+    """For a run directory. /run is a tmpfs where systemd is, and not in every container."""
+    path = Path(tempfile.mkdtemp(prefix="cb-", dir="/dev/shm"))
+    path.chmod(0o755)
+    return path
 
 
 @contextmanager

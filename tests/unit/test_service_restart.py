@@ -10,7 +10,7 @@ import pytest
 
 from capsule.errors import CapsuleError, ConflictError, GoneError, UnavailableError
 from capsule.model import SandboxId, State
-from capsule.service import CreateRequest, ExecCall, RunCall
+from capsule.service import CreateRequest, ExecCall, RunCall, pulse, reaper
 from capsule.service.store import SqliteStore
 from tests.support import eventually
 from tests.unit.service_double import Bench, FakeProvider, TurnedClock, World, bench
@@ -183,6 +183,24 @@ async def test_the_pulse_finds_a_dead_box_by_itself(tmp_path: Path) -> None:
         await eventually(
             lambda: b.service.get(made.id).state is State.FAILED, what="failed", within=5
         )
+
+
+async def test_a_round_of_the_pulse_asks_a_bounded_number_those_first_that_waited_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "A_ROUND", 2)
+    monkeypatch.setattr(reaper, "_forever", lambda *_: asyncio.Event().wait())
+    async with bench(tmp_path) as b:
+        made = [(await b.service.create(CreateRequest())).id for _ in range(5)]
+        entries = b.service._sandboxes.entries
+        for age, id in enumerate(made):
+            entries[id].checked -= 10 + age
+        asked: list[list[SandboxId]] = []
+        for _ in range(3):
+            before = {id: entries[id].checked for id in made}
+            await b.service._pulse.round()
+            asked.append([id for id in made if entries[id].checked != before[id]])
+        assert asked == [made[3:], made[1:3], made[:1]]
 
 
 async def test_an_exec_in_a_dying_box_has_no_result(tmp_path: Path) -> None:

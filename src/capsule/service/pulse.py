@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import heapq
 
 import structlog
 
@@ -23,6 +24,7 @@ from capsule.service.sandboxes import Parts, Sandboxes
 log = structlog.get_logger(__name__)
 
 PERIOD = 2.5  # how often each box is asked; an operation that worked counts as an answer
+A_ROUND = 50  # boxes asked in one, at most: a thousand idle ones must not slow the others down
 BUDGET = 3.0
 ADOPT_BUDGET = 8.0  # more than a provider needs to find out that nobody answers it
 SILENCE = 30.0
@@ -38,9 +40,10 @@ class Pulse:
         self._sandboxes = sandboxes
 
     async def round(self) -> None:
-        """Ask every box that has not answered lately."""
+        """Ask the boxes that have not answered for longest."""
         due = self._clock.monotonic() - PERIOD
-        found = [e for e in self._sandboxes.entries.values() if e.checked <= due and _usable(e)]
+        late = (e for e in self._sandboxes.entries.values() if e.checked <= due and _usable(e))
+        found = heapq.nsmallest(A_ROUND, late, key=lambda entry: entry.checked)
         waiting = iter(found)
 
         async def work() -> None:
