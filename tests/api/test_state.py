@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
+import tarfile
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -87,6 +91,39 @@ async def test_snapshots_over_rest(api: Api, box: str) -> None:
     assert answer.json() in (await api.http.get("/v1/snapshots")).json()["snapshots"]
     assert (await api.http.delete("/v1/snapshots/by-rest")).status_code == 200
     assert (await api.http.delete("/v1/snapshots/by-rest")).status_code == 404
+
+
+async def test_a_snapshot_leaves_and_comes_back_over_rest(
+    api: Api, box: str, made: list[str]
+) -> None:
+    await api.sh(box, "echo moved > file; head -c 200000 /dev/urandom > big; ln -s /etc/passwd l")
+    await api.rpc("snapshot", id=box, name="leaves", metadata={"a": "b"})
+    answer = await api.http.get("/v1/snapshots/leaves/archive")
+    assert answer.headers["content-type"] == "application/x-tar"
+    assert answer.headers["content-disposition"] == 'attachment; filename="leaves.tar"'
+    archive = answer.content
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        about = tar.extractfile("manifest.json")
+        assert about is not None and json.load(about)["template"] == "bash"
+        assert tar.getmember("files/workspace/l").issym()
+    url = "/v1/snapshots/comes/archive"
+    try:
+        for wrong, status in ((archive[:-100], 400), (b"", 400), (archive + b"x", 400)):
+            assert (await api.http.put(url, content=wrong)).status_code == status
+        refused = await api.http.put("/v1/snapshots/leaves/archive", content=archive)
+        assert refused.status_code == 409
+        assert (
+            await api.http.put(url, content=archive, params={"template": "x"})
+        ).status_code == 404
+        answer = await api.http.put(url, content=gzip.compress(archive))
+        assert (answer.status_code, answer.json()["metadata"]) == (201, {"a": "b"})
+        made.append((await api.rpc("create", snapshot="comes"))["id"])
+        found = await api.sh(made[0], "cat file; stat -c %s big; readlink l")
+        assert found == "moved\n200000\n/etc/passwd\n"
+    finally:
+        await api.http.delete("/v1/snapshots/comes")
+        await api.http.delete("/v1/snapshots/leaves")
+    assert (await api.http.get("/v1/snapshots/leaves/archive")).status_code == 404
 
 
 async def test_forks_go_their_own_ways(api: Api, box: str, made: list[str]) -> None:

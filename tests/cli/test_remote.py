@@ -68,7 +68,7 @@ def test_a_pool_is_shown(remote: Cli) -> None:
         assert shown[1].split()[:4] == ["bash", "local", "1", "1"]
 
 
-def test_snapshots_and_forks(remote: Cli) -> None:
+def test_snapshots_and_forks(remote: Cli, tmp_path: Path) -> None:
     id = remote("create", "bash").out.strip()
     remote("exec", id, "sh", "-c", "echo base > f")
     assert remote("snapshot", "create", id, "cli-base").out == "cli-base\n"
@@ -77,7 +77,11 @@ def test_snapshots_and_forks(remote: Cli) -> None:
     forks = remote("fork", id, "--count", "2").out.split()
     for each in (other, *forks):
         assert remote("exec", each, "cat", "f").out == "base\n"
-    assert remote("snapshot", "rm", "cli-base").out == "cli-base\n"
+    archive = str(tmp_path / "base.tar")
+    assert remote("snapshot", "export", "cli-base", archive).out == f"{archive}\n"
+    assert remote("snapshot", "import", "cli-base", archive).code == 1
+    assert remote("snapshot", "import", "cli-moved", archive).out == "cli-moved\n"
+    assert remote("snapshot", "rm", "cli-base", "cli-moved").out == "cli-base\ncli-moved\n"
     assert json.loads(remote("snapshot", "ls", "--json").out) == {"snapshots": []}
     remote("rm", id, other, *forks)
 

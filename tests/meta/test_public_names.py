@@ -45,7 +45,7 @@ def test_both_sandboxes_have_the_same_methods() -> None:
 
 def test_both_kinds_of_snapshots_have_the_same_methods() -> None:
     for cls in (capsule_sdk.Snapshots, capsule_sdk.AsyncSnapshots):
-        assert public(cls) == {"delete", "get", "list"}
+        assert public(cls) == {"delete", "export", "get", "import_", "list"}
 
 
 def test_both_kinds_of_volumes_have_the_same_methods() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
+import io
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -262,7 +264,7 @@ def test_use_wakes_a_paused_one_that_was_made_so(client: CapsuleClient) -> None:
         assert capsule.refresh().state == "running"
 
 
-def test_snapshot_restore_and_fork(client: CapsuleClient, capsule: Capsule) -> None:
+def test_snapshot_restore_and_fork(client: CapsuleClient, capsule: Capsule, tmp_path: Path) -> None:
     capsule.write_file("f", "base")
     made = capsule.snapshot("sdk-base", metadata={"a": "b"})
     try:
@@ -274,8 +276,23 @@ def test_snapshot_restore_and_fork(client: CapsuleClient, capsule: Capsule) -> N
         assert [fork.read_file_text("f") for fork in forks] == ["base", "base"]
         for fork in forks:
             fork.delete()
+        target = tmp_path / "base.tar"
+        assert client.snapshots.export("sdk-base", target) == target.stat().st_size
+        copy = io.BytesIO()
+        client.snapshots.export("sdk-base", copy)
+        assert copy.getvalue() == target.read_bytes()
+        with pytest.raises(ConflictError):
+            client.snapshots.import_("sdk-base", target)
+        moved = client.snapshots.import_("sdk-moved", target)
+        assert (moved.size, moved.metadata, moved.template) == (4, {"a": "b"}, made.template)
+        with client.create(snapshot="sdk-moved") as other:
+            assert other.read_file_text("f") == "base"
+        client.snapshots.delete("sdk-moved")
     finally:
         client.snapshots.delete("sdk-base")
+    with pytest.raises(NotFoundError):
+        client.snapshots.export("sdk-base", tmp_path / "none.tar")
+    assert not (tmp_path / "none.tar").exists()
     with pytest.raises(NotFoundError):
         client.snapshots.get("sdk-base")
 

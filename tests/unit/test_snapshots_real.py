@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from capsule.errors import ConflictError, NotFoundError, TooLargeError, WrongStateError
-from capsule.model import State
-from capsule.service import CreateRequest, ExecCall, ExecResult, Service
+from capsule.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    TooLargeError,
+    WrongStateError,
+)
+from capsule.model import MIB, State
+from capsule.service import CreateRequest, ExecCall, ExecResult, Service, Snapshot
 from tests.support import eventually
 from tests.unit.test_service_real import boxes, folder, serving
 
@@ -112,6 +118,94 @@ async def test_odd_files_are_kept_or_left_out(folder: Path) -> None:
         await service.delete(second)
         await service.snapshots.delete("odd")
         assert layers(folder) == []  # what nobody may enter is removed as well
+
+
+async def exported(service: Service, name: str) -> bytes:
+    return b"".join([piece async for piece in service.moves.export(name)])
+
+
+async def import_(service: Service, name: str, data: bytes, **options: str) -> Snapshot:
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(data), 65536):
+            yield data[at : at + 65536]
+
+    return await service.moves.import_(name, pieces(), **options)
+
+
+async def test_a_snapshot_moves_to_another_server_as_an_archive(folder: Path) -> None:
+    odd = r"""
+    touch -- '-rf' '.wh.name' 'a b' "$(printf 'x\ny')" "$(printf '\377\376')"
+    ln -s /etc/passwd out && ln -s ../../.. up && ln -s nowhere dead
+    mkdir -p d/e && echo one > d/e/f && ln d/e/f hard && chmod 640 hard && mkfifo pipe
+    truncate -s 5M holes && echo end >> holes && touch -d '1999-01-01 00:00:00.5 UTC' old
+    echo t > /tmp/t; mkdir /var/tmp/v && chmod 711 /var/tmp/v
+    """
+    look = "find . /tmp /var/tmp -exec stat -c '%n %F %a %u %.9Y' {} + | LC_ALL=C sort | od -c"
+    look += "; readlink out up dead; cat d/e/f /tmp/t; tail -c 4 holes; stat -c '%s %b' holes"
+    async with serving(folder / "one") as service:
+        first = await make(service, odd)
+        await service.snapshots.make(first, "low", {"team": "blue"})
+        second = await restore(service, "low")
+        await sh(service, second, "rm '-rf' pipe; mv d moved; mkdir d; echo two > d/new")
+        await sh(service, second, "rm -f pipe; touch -d @5 . d moved /tmp /var/tmp")
+        await service.snapshots.make(second, "high", {"team": "red"})
+        look = look.replace("cat d", "cat moved")
+        seen = await sh(service, await restore(service, "high"), look)
+        archive = await exported(service, "high")
+        with pytest.raises(NotFoundError):
+            await exported(service, "none")
+        with pytest.raises(ConflictError):
+            await import_(service, "low", archive)
+    async with serving(folder / "two") as service:
+        made = await import_(service, "from-one", archive)
+        assert made.metadata == {"team": "red"} and made.template == "bash"
+        assert len(made.layers) == 1 and service.snapshots.list() == [made]
+        third = await restore(service, "from-one")
+        assert await sh(service, third, look) == seen
+        await sh(service, third, "echo three > d/new; rm hard")
+        assert await exported(service, "from-one") != b""
+        with pytest.raises(NotFoundError, match="template"):
+            await import_(service, "other", archive, template="none")
+        with pytest.raises(InvalidError, match="sha256"):
+            await import_(service, "other", archive[:-3000] + b"x" + archive[-2999:])
+        assert len(layers(folder / "two")) == 1
+
+
+async def test_an_import_that_is_cancelled_leaves_nothing(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await make(service, "head -c 3M /dev/urandom > f")
+        await service.snapshots.make(id, "one", {})
+        archive = await exported(service, "one")
+        begun = asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield archive[:2_000_000]
+            begun.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(service.moves.import_("two", slow()))
+        await begun.wait()
+        await eventually(lambda: len(layers(folder)) == 2, what="it to begin")
+        await service.snapshots.sweep()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(layers(folder)) == 1 and len(service.snapshots.list()) == 1
+        assert await import_(service, "two", archive)
+
+
+async def test_what_is_exported_outlives_its_deletion(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await make(service, "head -c 5M /dev/urandom > f")
+        await service.snapshots.make(id, "one", {})
+        await service.delete(id)
+        source = service.moves.export("one")
+        pieces = [await anext(source)]
+        await service.snapshots.delete("one")
+        pieces += [piece async for piece in source]
+        assert (await import_(service, "two", b"".join(pieces))).size == 5 * MIB
+        await service.snapshots.sweep()
+        assert len(layers(folder)) == 1
 
 
 async def test_what_is_too_deep_or_too_large_is_refused_and_leaves_nothing(folder: Path) -> None:

@@ -55,6 +55,41 @@ def snapshot_rm(
     return snapshots.remove(Server(url, api_key), names, as_json=json)
 
 
+@snapshot.command("export")
+def snapshot_export(
+    name: Name,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A tar to write; - is stdout.")],
+    url: o.Url = None,
+    api_key: o.ApiKey = None,
+    json: o.Json = False,
+) -> int:
+    """Write a snapshot into a file, to keep it elsewhere or to import it into another server."""
+    from capsule.cli import snapshots
+    from capsule.cli.remote import Server
+
+    return snapshots.export(Server(url, api_key), name, file, as_json=json)
+
+
+@snapshot.command("import")
+def snapshot_import(
+    name: Name,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An exported one; - is stdin.")],
+    template: Annotated[
+        str | None, typer.Option(help="Instead of the template that it was made with.")
+    ] = None,
+    provider: Annotated[str | None, typer.Option(help="Instead of its own.")] = None,
+    url: o.Url = None,
+    api_key: o.ApiKey = None,
+    json: o.Json = False,
+) -> int:
+    """Make a snapshot from an exported one, with gzip around it or without."""
+    from capsule.cli import snapshots
+    from capsule.cli.remote import Server
+
+    server = Server(url, api_key)
+    return snapshots.import_(server, name, file, template, provider, as_json=json)
+
+
 def fork(
     id: o.SandboxId,
     count: Annotated[int, typer.Option("--count", "-n", help="How many, up to 20.")] = 1,

@@ -1,9 +1,11 @@
-"""Commands about snapshots and forks: snapshot create, ls, rm; fork."""
+"""Commands about snapshots and forks: snapshot create, ls, rm, export, import; fork."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from capsule.cli import show
@@ -53,6 +55,39 @@ def remove(server: Server, names: Sequence[str], *, as_json: bool) -> int:
                 print(name)
     if as_json:
         show.as_json({"deleted": list(names)})
+    return 0
+
+
+def export(server: Server, name: str, file: str, *, as_json: bool) -> int:
+    target = sys.stdout.buffer if file == "-" else file
+    with server.client() as client:
+        size = client.snapshots.export(name, target)
+    if file == "-":
+        return 0
+    if as_json:
+        show.as_json({"name": name, "file": file, "size": size})
+    else:
+        print(file)
+        show.note(show.size(size))
+    return 0
+
+
+def import_(
+    server: Server,
+    name: str,
+    file: str,
+    template: str | None,
+    provider: str | None,
+    *,
+    as_json: bool,
+) -> int:
+    archive = sys.stdin.buffer if file == "-" else Path(file)
+    with server.client() as client:
+        made = client.snapshots.import_(name, archive, template=template, provider=provider)
+    if as_json:
+        show.as_json(_fields(made))
+    else:
+        print(made.name)
     return 0
 
 

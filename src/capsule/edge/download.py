@@ -21,6 +21,7 @@ from capsule.service.files import Files
 
 log = logging.getLogger("capsule.edge")
 
+TAR = "application/x-tar"
 # What a sandbox wrote must never be run by a browser as a page of ours.
 INERT = {
     "x-content-type-options": "nosniff",

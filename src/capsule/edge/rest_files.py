@@ -31,7 +31,7 @@ from starlette.responses import Response
 from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.body import chunks, lift, read_json
-from capsule.edge.download import INERT, begun, file_headers, open_download, stat_file
+from capsule.edge.download import INERT, TAR, begun, file_headers, open_download, stat_file
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import FileVerbs, absolute
 from capsule.edge.routing import Described, Route, describe, reply
@@ -40,7 +40,6 @@ from capsule.edge.verbs import Verbs
 from capsule.model import WORKSPACE
 
 OCTETS = "application/octet-stream"
-TAR = "application/x-tar"
 
 PathQuery = Annotated[str | None, Query(max_length=4096)]
 ModeQuery = Annotated[str, Query(pattern="^0?[0-7]{3,4}$")]

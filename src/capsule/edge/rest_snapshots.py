@@ -8,6 +8,8 @@ POST   /v1/sandboxes/{id}/undo        {"to": step}
 GET    /v1/snapshots
 GET    /v1/snapshots/{name}
 DELETE /v1/snapshots/{name}
+GET    /v1/snapshots/{name}/archive   the snapshot as a tar
+PUT    /v1/snapshots/{name}/archive   a snapshot from such a tar; ?template=&provider=
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from starlette.responses import Response
 
 from capsule.edge import shapes as s
 from capsule.edge import views as v
-from capsule.edge.body import read_json
+from capsule.edge.body import chunks, lift, read_json
+from capsule.edge.download import TAR
 from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.shapes import checked
 from capsule.edge.snapshot_verbs import SnapshotVerbs
@@ -77,5 +80,22 @@ def snapshot_routes(verbs: SnapshotVerbs, types: Described) -> APIRouter:
     async def delete(name: str) -> Response:
         """Remove it; sandboxes that started from it go on."""
         return reply(await verbs.delete(checked(s.OfSnapshot(name=name))))
+
+    @router.get("/snapshots/{name}/archive", **describe(types, raw=TAR))
+    async def export(name: str) -> Response:
+        """The snapshot as a tar, to keep elsewhere or to import into another server."""
+        return await verbs.export(checked(s.OfSnapshot(name=name)))
+
+    @router.put(
+        "/snapshots/{name}/archive",
+        **describe(types, raw_body=TAR, returns=v.SnapshotView, status=201),
+    )
+    async def import_(
+        name: str, request: Request, template: str | None = None, provider: str | None = None
+    ) -> Response:
+        """Make a snapshot of an exported one; with gzip around it or without."""
+        lift(request, 0)  # what it unpacks to is limited
+        wanted = checked(s.ImportSnapshot(name=name, template=template, provider=provider))
+        return reply(await verbs.import_(wanted, chunks(request.receive)), 201)
 
     return router

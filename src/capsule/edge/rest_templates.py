@@ -27,9 +27,9 @@ from starlette.responses import Response
 from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.body import advise, chunks, lift
+from capsule.edge.download import TAR
 from capsule.edge.errors import invalid_field, told, understand
 from capsule.edge.presence import while_there
-from capsule.edge.rest_files import TAR
 from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.shapes import checked
 from capsule.edge.sse import EventStream, event

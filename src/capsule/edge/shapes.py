@@ -102,6 +102,11 @@ class OfSnapshot(Shape, kw_only=True, frozen=True):
     name: Name
 
 
+class ImportSnapshot(OfSnapshot, kw_only=True, frozen=True):
+    template: Word | None = None
+    provider: Word | None = None
+
+
 class Fork(Shape, kw_only=True, frozen=True):
     count: Annotated[int, Meta(ge=1, le=20)] = 1
     at: StepNumber | None = None

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+from starlette.responses import Response
+
 from capsule.edge import shapes as s
 from capsule.edge import views as v
+from capsule.edge.download import INERT, TAR, begun
 from capsule.edge.drain import Gate
 from capsule.service import Service
 
@@ -43,3 +48,15 @@ class SnapshotVerbs:
     async def delete(self, p: s.OfSnapshot) -> v.DeletedView:
         await self.service.snapshots.delete(p.name)
         return v.DeletedView()
+
+    async def export(self, p: s.OfSnapshot) -> Response:
+        name = f'attachment; filename="{p.name}.tar"'
+        headers = {"content-type": TAR, **INERT, "content-disposition": name}
+        return await begun(self.service.moves.export(p.name), headers)
+
+    async def import_(self, p: s.ImportSnapshot, chunks: AsyncIterator[bytes]) -> v.SnapshotView:
+        self.gate.admit()
+        made = await self.service.moves.import_(
+            p.name, chunks, template=p.template, provider=p.provider
+        )
+        return v.SnapshotView.of(made)

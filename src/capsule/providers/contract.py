@@ -8,7 +8,7 @@ any of these calls at any time.
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
@@ -27,6 +27,7 @@ from capsule.model import (
 )
 
 __all__ = [
+    "ARCHIVED",
     "Adjustable",
     "Box",
     "ByteStream",
@@ -38,6 +39,7 @@ __all__ = [
     "Measured",
     "OutOfReachError",
     "Pausable",
+    "Portable",
     "Provider",
     "Saved",
     "Volumed",
@@ -214,6 +216,33 @@ class Layered(Protocol):
 
     async def drop(self, layer: str) -> None:
         """Fine if it never was. Never called for one that a box runs from."""
+
+
+ARCHIVED = b"files/"  # before each name in the tar that layers travel as
+
+
+@runtime_checkable
+class Portable(Layered, Protocol):
+    """One that also lets files leave the host, and takes in others. They travel as a tar. Names are
+    paths as programs see them, below `files/`; a folder comes before what is in it, and whole
+    before the next one; a hard link after the file. Owners, devices and extended attributes are no
+    part of it: all belongs to the sandbox's user."""
+
+    def read_layers(self, layers: Sequence[str], *, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        """The files of a stack as they are together, without the blocks that end a tar. What is
+        wrong with them is raised before the first piece. They are kept meanwhile.
+
+        Raises NotFoundError, TooLargeError, ForbiddenError, UnavailableError.
+        """
+
+    async def write_layer(
+        self, layer: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
+    ) -> Saved:
+        """Keep the files of a tar, which may come from somebody hostile, under this name: the
+        layer to start from alone. All or nothing; only what `pieces` ends without an error is kept.
+
+        Raises InvalidError, ConflictError, TooLargeError, NoSpaceError, and what `pieces` raises.
+        """
 
 
 @runtime_checkable

@@ -56,7 +56,7 @@ class Admission:
         """Raises InvalidError, NotFoundError, NotSupportedError, TooLargeError."""
         config = self._config
         request, layers = self._begin_from(request, layers)
-        template = self._template(request.template)
+        template = self.template(request.template)
         validate.env(request.env)
         validate.metadata(request.metadata)
         ttl = min(template.ttl, config.max_ttl) if request.ttl is None else request.ttl
@@ -66,7 +66,7 @@ class Admission:
         return Entry(
             id=new_id(),
             template=template,
-            provider=self._provider(request.provider),
+            provider=self.provider(request.provider),
             runtime=validate.name("runtime", request.runtime) if request.runtime else "",
             limits=validate.limits(request.limits, template.limits, config),
             env=dict(request.env),
@@ -87,7 +87,7 @@ class Admission:
             volumes=self._volumes(request),
         )
 
-    def _template(self, name: str) -> Template:
+    def template(self, name: str) -> Template:
         template = self._catalog.get(name) if isinstance(name, str) else None
         if template is None:
             known = ", ".join(sorted(self._catalog))
@@ -124,21 +124,21 @@ class Admission:
     ) -> tuple[Step, ...]:
         if validate.choice("checkpoint", request.checkpoint, ("none", "each")) == "none":
             return ()
-        self._require("snapshot", self._provider(request.provider), field="checkpoint")
+        self._require("snapshot", self.provider(request.provider), field="checkpoint")
         return (Step(0, layers, now),)
 
     def _volumes(self, request: CreateRequest) -> tuple[VolumeMount, ...]:
         if not request.volumes:
             return ()
         assert self.mounts is not None
-        provider = self._provider(request.provider)
+        provider = self.provider(request.provider)
         self._require("volume", provider, field="volumes")
         return self.mounts(request.volumes, provider)
 
     def _on_timeout(self, request: CreateRequest) -> str:
         wanted = validate.choice("on_timeout", request.on_timeout, ("delete", "pause"))
         if wanted == "pause":
-            self._require("pause", self._provider(request.provider), field="on_timeout")
+            self._require("pause", self.provider(request.provider), field="on_timeout")
         return wanted
 
     def _require(self, feature: str, provider: str, *, field: str) -> None:
@@ -151,7 +151,7 @@ class Admission:
                 field=field,
             )
 
-    def _provider(self, name: str | None) -> str:
+    def provider(self, name: str | None) -> str:
         name = self._config.provider if name is None else name
         if isinstance(name, str) and name in self._late:
             return name

@@ -46,6 +46,7 @@ from capsule.service.reaper import Reaper
 from capsule.service.reset import Resets
 from capsule.service.room import Room
 from capsule.service.sandboxes import Parts, Sandboxes
+from capsule.service.snapshot_moves import SnapshotMoves
 from capsule.service.snapshots import Snapshots
 from capsule.service.steps import Steps
 from capsule.service.store import SqliteStore, Store
@@ -96,6 +97,7 @@ class Service:
         self._terminals = Terminals(self._access)
         self.snapshots = Snapshots(self._parts, self._sandboxes)
         admission.snapshot = self.snapshots.find
+        self.moves = SnapshotMoves(self._parts, self.snapshots, admission)
         self.steps = Steps(self._parts, self._sandboxes, self.snapshots, self._resets)
         self._execs.mark = self.steps.mark
         self.volumes = Volumes(self._parts, self._sandboxes)

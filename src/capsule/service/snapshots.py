@@ -77,7 +77,7 @@ class Snapshots:
         """
         entry = self._sandboxes.find(id)
         validate.metadata(metadata)
-        with self._claim(validate.name("name", name)):
+        with self.claim(validate.name("name", name)):
             async with self.saved(entry) as (layers, _):
                 made = Snapshot(
                     name=name,
@@ -87,15 +87,15 @@ class Snapshots:
                     created=self._parts.clock.now(),
                     metadata=dict(metadata),
                 )
-                await self._keep(made)
+                await self.keep(made)
         return made
 
-    async def _keep(self, made: Snapshot) -> None:
+    async def keep(self, made: Snapshot) -> None:
         await self._parts.store.save_kept(KIND, made.name, made.created, made)
         self._known[made.name] = made
 
     @contextmanager
-    def _claim(self, name: str) -> Iterator[None]:
+    def claim(self, name: str) -> Iterator[None]:
         if name in self._known or name in self._names:
             raise ConflictError(
                 f"snapshot {name} exists already", hint="take another name, or delete it first"

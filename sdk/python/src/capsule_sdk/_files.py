@@ -64,7 +64,7 @@ class FileMethods:
 
         `content` is text, bytes, or what to stream from: a file object, a local `Path`, chunks.
         """
-        body = _body(content)
+        body = body_of(content)
         query = {"path": path_bytes(path), "mode": mode_digits(mode), "append": append}
         given = {"path": path, "mode": mode}
         again = isinstance(body, bytes) and not append
@@ -305,7 +305,7 @@ class FileMethods:
         # A stream that was read from cannot be read again.
         whole = call.body is None or isinstance(call.body, bytes)
         retries = self._driver.target.retries if whole else 0
-        once = persist(lambda: _successful(call), retries=retries, repeatable=repeatable)
+        once = persist(lambda: successful(call), retries=retries, repeatable=repeatable)
         return (yield from naming(once, given))
 
     def _open(self, what: str, query: Mapping[str, Any], given: Mapping[str, Any]) -> Flow[Handle]:
@@ -318,7 +318,7 @@ class FileMethods:
         return f"/v1/sandboxes/{self.id}/{what}?{urlencode(words)}"
 
 
-def _successful(call: Call) -> Flow[Answer]:
+def successful(call: Call) -> Flow[Answer]:
     answer: Answer = yield call
     if answer.status >= 300:
         raise failure(answer)
@@ -335,7 +335,7 @@ def _counted(body: Iterable[bytes], progress: Progress | None) -> Iterator[bytes
             progress(len(chunk))
 
 
-def _body(content: Content) -> Body:
+def body_of(content: Content) -> Body:
     if isinstance(content, str):
         return content.encode()
     if isinstance(content, bytearray | memoryview):

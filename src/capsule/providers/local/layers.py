@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from capsule.errors import InvalidError, NotFoundError, UnavailableError
 from capsule.host_errors import host_errors
 from capsule.providers.cleanup import to_the_end
 from capsule.providers.contract import Saved
+from capsule.providers.feed import fed
 from capsule.providers.local.layer_folder import LayerFolder
+from capsule.providers.local.layer_tar import Packer, unpack
 from capsule.providers.local.removal import remove_tree
 
 _HEAD = struct.Struct(">cHqIQHH")
@@ -90,23 +92,44 @@ class Layers:
             await to_the_end(asyncio.to_thread(fill.drop))
             raise
 
-    async def write_by(
-        self, id: str, work: Callable[[LayerFolder], None], *, most_bytes: int
+    async def take_in(
+        self, id: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
     ) -> Saved:
-        """The same from a function that fills the folder, in a thread."""
+        """The same from a tar of somebody's (`layer_tar`)."""
+        fill = Fill(self, id, most_bytes)
+        try:
+            with host_errors("the snapshot cannot be written"):
+                await to_the_end(asyncio.to_thread(fill.open))
+                await fed(pieces, lambda feed: unpack(feed, fill.layer, most_bytes=most_bytes))
+                return await to_the_end(asyncio.to_thread(fill.keep))
+        except BaseException:
+            await to_the_end(asyncio.to_thread(fill.drop))
+            raise
 
-        def run() -> Saved:
-            fill = Fill(self, id, most_bytes)
+    async def give_out(self, ids: Sequence[str], *, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        """A stack, topmost first, as a tar without its end."""
+
+        def begin() -> Generator[bytes]:
+            packer = Packer([self.path(id) for id in ids], most_bytes=most_bytes)
+            packer.check()
+            return packer.pieces()
+
+        with host_errors("the snapshot cannot be read"):
+            pieces = await to_the_end(asyncio.to_thread(begin))
             try:
-                fill.open()
-                work(fill.layer)
-                return fill.keep()
-            except BaseException:
-                fill.drop()
-                raise
+                while batch := await to_the_end(asyncio.to_thread(_batch, pieces)):
+                    yield batch
+            finally:
+                pieces.close()
 
-        with host_errors("the snapshot cannot be written"):
-            return await to_the_end(asyncio.to_thread(run))
+
+def _batch(pieces: Iterator[bytes]) -> bytes:
+    waiting = bytearray()
+    for piece in pieces:
+        waiting += piece
+        if len(waiting) >= BATCH:
+            break
+    return bytes(waiting)
 
 
 class Fill:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -208,6 +208,16 @@ class LocalProvider(Provider):
 
         with host_errors("layers cannot be compared"):
             return await asyncio.to_thread(work)
+
+    def read_layers(self, layers: Sequence[str], *, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        return self._ready().layers.give_out(layers, most_bytes=most_bytes)
+
+    async def write_layer(
+        self, layer: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
+    ) -> Saved:
+        engine = self._ready()
+        self._require_layers(engine)
+        return await engine.layers.take_in(layer, pieces, most_bytes=most_bytes)
 
     async def kept(self) -> Sequence[str]:
         with host_errors("layers cannot be listed"):

@@ -1,0 +1,338 @@
+"""Snapshots from archives: what is honest comes back as it was, what is hostile leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import os
+import stat
+import tarfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capsule.errors import (
+    CapsuleError,
+    ForbiddenError,
+    InvalidError,
+    NotSupportedError,
+    TooLargeError,
+)
+from capsule.model import MIB
+from capsule.providers.contract import Saved
+from capsule.providers.feed import Feed, fed
+from capsule.providers.local import layer_folder
+from capsule.providers.local.layers import Layers
+from capsule.service import snapshot_format
+from capsule.service.snapshot_format import Manifest, member, trailer
+from tests.unit.test_images import Entry, file, folder, hardlink, info, symlink, tar
+
+MOST = 16 * MIB
+TOP = folder("files/workspace")
+ABOUT = Manifest(format="capsule-snapshot", version=1, template="bash", provider="local")
+
+
+async def stream(data: bytes, size: int = 1000) -> AsyncGenerator[bytes, None]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Layers:
+    made = Layers(tmp_path / "layers", owner=None)
+    made.prepare()
+    return made
+
+
+async def take_in(layers: Layers, *entries: Entry, most: int = MOST) -> Saved:
+    return await layers.take_in("one", stream(tar(*entries)), most_bytes=most)
+
+
+async def given_out(layers: Layers, *ids: str, most: int = MOST) -> bytes:
+    return b"".join([piece async for piece in layers.give_out(ids, most_bytes=most)])
+
+
+async def test_files_come_back_as_they_were(layers: Layers) -> None:
+    saved = await take_in(
+        layers,
+        folder("files"),
+        folder("files/workspace", mode=0o750),
+        file("files/workspace/a", b"content", mode=0o4755),
+        file("files/workspace/.wh.a", b"a name like any other"),
+        hardlink("files/workspace/b", "files/workspace/a"),
+        symlink("files/workspace/out", "/etc/passwd"),
+        folder("files/workspace/deep"),
+        file("files/workspace/deep/zeros", bytes(3 * MIB) + b"end"),
+        folder("files/tmp", mode=0o1777),
+        folder("files/var"),
+        folder("files/var/tmp", mode=0o1777),
+        file("files/var/tmp/v"),
+    )
+    top = layers.folder / "one"
+    assert sorted(os.listdir(top)) == ["tmp", "var-tmp", "workspace"]
+    found = (top / "workspace/a").stat()
+    assert stat.S_IMODE(found.st_mode) == 0o755 and found.st_nlink == 2
+    assert os.readlink(top / "workspace/out") == "/etc/passwd"
+    zeros = (top / "workspace/deep/zeros").stat()
+    assert zeros.st_size == 3 * MIB + 3 and zeros.st_blocks * 512 < MIB
+    assert stat.S_IMODE((top / "var-tmp").stat().st_mode) == 0o1777
+    assert saved.files == 10 and saved.size < MIB
+    again = await given_out(layers, "one")
+    await layers.take_in("two", stream(again + bytes(1024)), most_bytes=MOST)
+    assert await given_out(layers, "two") == again
+
+
+HOSTILE: dict[str, list[Entry]] = {
+    "dots": [TOP, file("files/workspace/../../../escape")],
+    "dots at once": [file("files/../escape")],
+    "absolute": [file("/files/workspace/a")],
+    "outside": [file("escape")],
+    "another place": [folder("files/etc"), file("files/etc/passwd")],
+    "empty part": [TOP, file("files/workspace//a")],
+    "no parent": [TOP, file("files/workspace/missing/a")],
+    "through a link": [TOP, symlink("files/workspace/l", "/tmp"), file("files/workspace/l/a")],
+    "through a link to a folder": [
+        TOP,
+        folder("files/workspace/d"),
+        symlink("files/workspace/l", "d"),
+        file("files/workspace/l/a"),
+    ],
+    "a place as a link": [symlink("files/workspace", "/etc")],
+    "a place as a file": [file("files/tmp")],
+    "hard link out": [TOP, hardlink("files/workspace/h", "/etc/passwd")],
+    "hard link by dots": [TOP, hardlink("files/workspace/h", "files/workspace/../../../x")],
+    "hard link through a link": [
+        TOP,
+        symlink("files/workspace/l", "/etc"),
+        hardlink("files/workspace/h", "files/workspace/l/passwd"),
+    ],
+    "hard link to a link": [
+        TOP,
+        symlink("files/workspace/l", "/etc/passwd"),
+        hardlink("files/workspace/h", "files/workspace/l"),
+    ],
+    "hard link to nothing": [TOP, hardlink("files/workspace/h", "files/workspace/none")],
+    "device": [TOP, info("files/workspace/sda", tarfile.BLKTYPE, devmajor=8)],
+    "whiteout": [TOP, info("files/workspace/gone", tarfile.CHRTYPE)],
+    "fifo": [TOP, info("files/workspace/pipe", tarfile.FIFOTYPE)],
+    "sparse": [TOP, info("files/workspace/s", tarfile.GNUTYPE_SPARSE)],
+    "sparse by pax": [
+        TOP,
+        info("files/workspace/s", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
+    ],
+    "twice": [TOP, file("files/workspace/a"), file("files/workspace/a", b"other")],
+    "a folder twice": [TOP, TOP],
+    "a file over a link": [TOP, symlink("files/workspace/a", "/x"), file("files/workspace/a")],
+    "a NUL in a name": [TOP, info("x", pax_headers={"path": "files/workspace/a\0b"})],
+}
+
+
+@pytest.mark.parametrize("entries", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_what_cannot_be_of_a_sandbox_is_refused(
+    layers: Layers, tmp_path: Path, entries: list[Entry]
+) -> None:
+    with pytest.raises(InvalidError):
+        await take_in(layers, *entries)
+    assert os.listdir(layers.folder) == [] and os.listdir(tmp_path) == ["layers"]
+
+
+async def test_attributes_of_an_overlay_are_not_taken_over(layers: Layers) -> None:
+    said = {
+        "SCHILY.xattr.user.overlay.opaque": "y",
+        "SCHILY.xattr.trusted.overlay.redirect": "/etc",
+        "SCHILY.xattr.security.capability": "x",
+    }
+    await take_in(layers, folder("files/workspace", pax_headers=said))
+    assert os.listxattr(layers.folder / "one" / "workspace") == []
+
+
+async def test_what_is_too_much_is_refused(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = info("files/workspace/huge", pax_headers={"size": str(2**40)})
+    with pytest.raises(TooLargeError):
+        await take_in(layers, TOP, huge)
+    many = [file(f"files/workspace/{n}", bytes(MIB)) for n in range(17)]
+    with pytest.raises(TooLargeError, match="holes counted"):
+        await take_in(layers, TOP, *many)
+    long = [folder("files/workspace" + "/d" * n) for n in range(300)]
+    with pytest.raises(TooLargeError, match="deep"):
+        await take_in(layers, *long)
+    with pytest.raises((InvalidError, TooLargeError)):
+        await take_in(layers, TOP, file("files/workspace/" + "x" * 300))
+    monkeypatch.setattr(layer_folder, "MAX_ENTRIES", 50)
+    with pytest.raises(TooLargeError, match="50 files"):
+        await take_in(layers, TOP, *(file(f"files/workspace/{n}") for n in range(60)))
+    assert os.listdir(layers.folder) == []
+
+
+async def test_what_follows_the_end_is_refused(layers: Layers) -> None:
+    whole = tar(TOP, file("files/workspace/a"))
+    with pytest.raises(InvalidError, match="after its end"):
+        await layers.take_in("one", stream(whole + tar(TOP)), most_bytes=MOST)
+    with pytest.raises(InvalidError, match="cut off"):
+        await layers.take_in("one", stream(whole[:1700]), most_bytes=MOST)
+    assert os.listdir(layers.folder) == []
+
+
+async def test_a_sender_that_fails_or_is_cancelled_leaves_nothing(layers: Layers) -> None:
+    whole = tar(TOP, file("files/workspace/a", bytes(MIB)))
+    begun = asyncio.Event()
+
+    async def failing() -> AsyncGenerator[bytes, None]:
+        yield whole  # all of it: only the error says that it is not good
+        raise ForbiddenError("gone")
+
+    async def hanging() -> AsyncGenerator[bytes, None]:
+        yield whole[:2000]
+        begun.set()
+        await asyncio.Event().wait()
+
+    with pytest.raises(ForbiddenError):
+        await layers.take_in("one", failing(), most_bytes=MOST)
+    task = asyncio.create_task(layers.take_in("one", hanging(), most_bytes=MOST))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert os.listdir(layers.folder) == []
+
+
+async def test_a_reader_that_stops_stops_its_sender() -> None:
+    sent = 0
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b"x" * 1000
+
+    def work(feed: Feed) -> None:
+        feed.read(10)
+        raise InvalidError("enough")
+
+    with pytest.raises(InvalidError, match="enough"):
+        await fed(endless(), work)
+    assert sent < 100
+
+
+async def test_a_stack_is_given_out_as_it_is_seen(layers: Layers) -> None:
+    await layers.take_in(
+        "low",
+        stream(
+            tar(
+                TOP,
+                file("files/workspace/changed", b"old"),
+                file("files/workspace/deleted"),
+                folder("files/workspace/anew"),
+                file("files/workspace/anew/below"),
+                folder("files/workspace/both"),
+                file("files/workspace/both/low"),
+                folder("files/workspace/now-a-file"),
+                file("files/workspace/now-a-file/x"),
+            )
+        ),
+        most_bytes=MOST,
+    )
+    await layers.take_in(
+        "high",
+        stream(
+            tar(
+                TOP,
+                file("files/workspace/changed", b"new"),
+                folder("files/workspace/anew"),
+                file("files/workspace/anew/above"),
+                folder("files/workspace/both"),
+                file("files/workspace/both/high"),
+                file("files/workspace/now-a-file"),
+            )
+        ),
+        most_bytes=MOST,
+    )
+    high = layers.folder / "high" / "workspace"
+    os.mknod(high / "deleted", stat.S_IFCHR, os.makedev(0, 0))
+    os.setxattr(high / "anew", "user.overlay.opaque", b"y")
+    data = await given_out(layers, "high", "low") + bytes(1024)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        names = [name.removeprefix("files/workspace") for name in archive.getnames()]
+        changed = archive.extractfile("files/workspace/changed")
+        assert changed is not None and changed.read() == b"new"
+    assert names == [
+        *("", "/changed", "/now-a-file", "/anew", "/anew/above", "/both", "/both/high"),
+        "/both/low",
+    ]
+    with pytest.raises(TooLargeError):
+        await given_out(layers, "high", "low", most=5)
+
+
+def whole(*entries: Entry, about: Manifest = ABOUT) -> bytes:
+    async def run() -> bytes:
+        members = stream(tar(*entries).rstrip(b"\0").ljust(512, b"\0"))
+        return b"".join([piece async for piece in snapshot_format.pack(about, members)])
+
+    return asyncio.run(run())
+
+
+GOOD = whole(TOP, file("files/workspace/a", bytes(range(256)) * 2))
+
+
+PACKED = gzip.compress(GOOD)
+
+
+async def read(data: bytes, *, most: int = MOST, size: int = 1000) -> bytes:
+    opened = await snapshot_format.unpack(stream(data, size), most_bytes=most)
+    return b"".join([piece async for piece in opened.members])
+
+
+async def test_an_archive_is_a_tar_that_people_can_look_into() -> None:
+    with tarfile.open(fileobj=io.BytesIO(GOOD)) as archive:
+        names = archive.getnames()
+        digest = archive.extractfile("sha256")
+        assert digest is not None and len(digest.read()) == 65
+    assert names == ["manifest.json", "files/workspace", "files/workspace/a", "sha256"]
+    for size in (1, 511, 100_000):
+        assert (await read(GOOD, size=size)).endswith(bytes(1024))
+    assert await read(gzip.compress(GOOD)) == await read(GOOD)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
+def test_no_byte_may_differ_and_none_may_be_missing(at: int, by: int) -> None:
+    changed = GOOD[:at] + bytes([GOOD[at] ^ by]) + GOOD[at + 1 :]
+    for data in (changed, GOOD[:at], PACKED[: at % len(PACKED)]):
+        with pytest.raises(CapsuleError):
+            asyncio.run(read(data))
+
+
+async def test_what_is_no_snapshot_says_so() -> None:
+    for data in (b"", b"hello", tar(TOP), bytes(5000), b"\x1f\x8b garbage", gzip.compress(b"")):
+        with pytest.raises(InvalidError):
+            await read(data)
+    with pytest.raises(InvalidError, match="manifest cannot be read"):
+        await read(member("manifest.json", b"{}") + trailer("0" * 64))
+    with pytest.raises(TooLargeError, match="manifest"):
+        await read(member("manifest.json", bytes(2 * MIB)))
+    newer = member("manifest.json", b'{"format": "capsule-snapshot", "version": 2,'
+                   b' "template": "bash", "provider": "local"}')  # fmt: skip
+    with pytest.raises(NotSupportedError, match="format 2"):
+        await read(newer)
+
+
+def bomb(size: int) -> bytes:
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=9) as out:
+        out.write(GOOD[:1024])
+        for _ in range(size // MIB):
+            out.write(bytes(MIB))
+    return packed.getvalue()
+
+
+async def test_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = bomb(80 * MIB)
+    with pytest.raises(TooLargeError, match="100 to 1"):
+        await read(packed, most=1024 * MIB, size=65536)
+    monkeypatch.setattr(snapshot_format, "GIB", 0)
+    with pytest.raises(TooLargeError, match="more than"):
+        await read(packed, most=10 * MIB, size=65536)
