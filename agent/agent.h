@@ -125,6 +125,7 @@ const char *box_path(const char *path, char *out, size_t room); /* API path -> p
 bool disk_mount(struct fault *f);     /* by root, in the keeper's mount namespace */
 void disk_let_go(void);
 int disk_main(char *text);
+bool disk_mount_shared(const char *image, const char *point, struct fault *f); /* likewise */
 bool disk_mount_tmpfs(struct fault *f); /* by pid 1, in the box's own */
 bool disk_make_dirs(const char *root, bool outside, struct fault *f);
 

@@ -1,6 +1,7 @@
 /* The box's writable disk. As root: an ext4 image of exactly the size and inode count that was asked for, in a file
  * that has no name from birth, so that nothing is left however the keeper ends. Otherwise: a sized tmpfs. */
 #include "agent.h"
+#include <dirent.h>
 #include <linux/loop.h>
 #include <stdio.h>
 #include <sys/file.h>
@@ -36,6 +37,46 @@ static int attach_loop(int image, const char *dir, char *path, size_t room, stru
         usleep(200u << (attempt < 8 ? attempt : 8)); /* another box took it in between */
     }
     return fault_set(f, EBUSY, "configure loop device"), -1;
+}
+
+/* The device that a file has already; -1: none, or see f. The file's name is like no other's. */
+static int find_loop(const char *image, char *path, size_t room, struct fault *f) {
+    const char *slash = strrchr(image, '/'), *name = slash ? slash : image;
+    struct stat st;
+    DIR *all = opendir("/sys/block"); /* to attach it twice would destroy what is in it: no guess */
+    if (!all || stat(image, &st)) fault_set(f, errno, "look for the device of a volume");
+    for (struct dirent *e; !f->err && (e = readdir(all));) {
+        char backing[4200] = "", at[300];
+        struct loop_info64 info;
+        if (strncmp(e->d_name, "loop", 4)) continue;
+        snprintf(at, sizeof at, "/sys/block/%s/loop/backing_file", e->d_name);
+        cleanup_fd int fd = open(at, O_RDONLY | O_CLOEXEC);
+        if (fd < 0 || RETRY(read(fd, backing, sizeof backing - 1)) <= 0) continue;
+        backing[strcspn(backing, "\n")] = 0;
+        const char *tail = strrchr(backing, '/');
+        if (!tail || strcmp(tail, name)) continue;
+        snprintf(path, room, "/dev/%.20s", e->d_name);
+        cleanup_fd int loop = open(path, O_RDWR | O_CLOEXEC); /* held, it is not let go */
+        if (loop < 0 || ioctl(loop, LOOP_GET_STATUS64, &info) || info.lo_inode != st.st_ino) continue;
+        closedir(all);
+        return steal_fd(&loop);
+    }
+    if (all) closedir(all);
+    return -1;
+}
+
+/* A volume with a size of its own: a file system that any number of boxes share, so all mount it from one device. Whoever
+ * holds the lock finds the device that the others have, or is the first. */
+bool disk_mount_shared(const char *image, const char *point, struct fault *f) {
+    char device[32];
+    cleanup_fd int lock = open(image, O_RDONLY | O_CLOEXEC), fd = open(image, O_RDWR | O_CLOEXEC); /* the device keeps the second */
+    if (lock < 0 || fd < 0 || RETRY(flock(lock, LOCK_EX))) return fault_set(f, errno, "open a volume");
+    cleanup_fd int found = find_loop(image, device, sizeof device, f);
+    if (f->err) return false;
+    cleanup_fd int loop = found >= 0 ? steal_fd(&found) : attach_loop(fd, point, device, sizeof device, f);
+    if (loop < 0) return false;
+    if (mount(device, point, "ext4", MS_NOSUID | MS_NODEV, "discard,errors=remount-ro")) return fault_set(f, errno, "mount a volume");
+    return true;
 }
 
 static const char *disk_point(char *path, size_t room) {

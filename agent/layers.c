@@ -76,7 +76,8 @@ bool layers_map(struct fault *f) {
     for (const struct json *l = layers(); l; l = l->next)
         if (l->type != J_STR || !map_over_itself(l->str, userns, true, f)) return f->err ? false : fault_set(f, EINVAL, "launch: layers");
     for (const struct json *v = volumes(); v; v = v->next) {
-        const char *from = json_str(v, "from");
+        const char *from = json_str(v, "from"), *image = json_str(v, "image"), *point = json_str(v, "point");
+        if (image && (!point || !disk_mount_shared(image, point, f))) return f->err ? false : fault_set(f, EINVAL, "launch: volumes");
         if (!from || !map_over_itself(from, userns, false, f)) return f->err ? false : fault_set(f, EINVAL, "launch: volumes");
     }
     return true;

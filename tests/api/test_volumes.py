@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from capsule.model import MIB
 from tests.api.client import Api, RpcFailure
 
 pytestmark = pytest.mark.real
@@ -35,3 +36,14 @@ async def test_volumes_over_rest(api: Api) -> None:
     assert (await api.http.delete("/v1/volumes/rest-data")).json() == {"deleted": True}
     assert (await api.http.get("/v1/volumes/rest-data")).status_code == 404
     assert (await api.http.post("/v1/volumes", json={"name": "a/b"})).status_code == 400
+    small = await api.http.post("/v1/volumes", json={"name": "rest-data", "size": 1000})
+    assert small.status_code == 400 and small.json()["error"]["details"]["field"] == "size"
+
+
+async def test_a_volume_with_a_size_shows_it(api: Api, as_root: None) -> None:
+    made = await api.call("volume.v1.create", {"name": "sized", "size": 20 * MIB})
+    try:
+        assert made["size"] == 20 * MIB and 0 < made["used"] < 20 * MIB
+        assert made == await api.call("volume.v1.get", {"name": "sized"})
+    finally:
+        await api.call("volume.v1.delete", {"name": "sized"})

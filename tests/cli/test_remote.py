@@ -86,8 +86,11 @@ def test_snapshots_and_forks(remote: Cli, tmp_path: Path) -> None:
     remote("rm", id, other, *forks)
 
 
-def test_steps_and_volumes(remote: Cli) -> None:
-    assert remote("volume", "create", "cli-data").out == "cli-data\n"
+def test_steps_and_volumes(remote: Cli, as_root: None) -> None:
+    made = remote("volume", "create", "cli-data", "--size", "20MiB")
+    assert made.out == "cli-data\n"
+    (row,) = [row.split() for row in remote("volume", "ls").out.splitlines() if "cli-data" in row]
+    assert row[2:4] == ["20", "MiB"]
     made = remote("create", "bash", "--checkpoint", "--volume", "cli-data:/workspace/data")
     id = made.out.strip()
     remote("exec", id, "sh", "-c", "echo 1 > f; echo kept > data/f")

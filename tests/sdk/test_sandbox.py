@@ -297,8 +297,9 @@ def test_snapshot_restore_and_fork(client: CapsuleClient, capsule: Capsule, tmp_
         client.snapshots.get("sdk-base")
 
 
-def test_steps_undo_and_volumes(client: CapsuleClient) -> None:
-    client.volumes.create("sdk-data")
+def test_steps_undo_and_volumes(client: CapsuleClient, as_root: None) -> None:
+    volume = client.volumes.create("sdk-data", size=20 << 20)
+    assert volume.size == 20 << 20 and volume.used is not None and volume.used < 20 << 20
     try:
         mount = {"name": "sdk-data", "path": "/workspace/data"}
         with client.create("bash", checkpoint="each", volumes=[mount]) as capsule:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from capsule.errors import CapsuleError, ConflictError, InvalidError, NotFoundError
+from capsule.errors import (
+    CapsuleError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    NotSupportedError,
+)
+from capsule.model import MIB
 from capsule.service import CreateRequest, ExecCall, Service, VolumeWish
+from tests.support import eventually
 from tests.unit.test_service_real import folder, serving
 from tests.unit.test_snapshots_real import sh
 
@@ -49,6 +59,84 @@ async def test_it_is_shared_and_outlives_sandboxes_and_the_server(folder: Path) 
         assert await asyncio.to_thread(os.listdir, folder / "d" / "volumes") == []
         with pytest.raises(NotFoundError):
             await make(service, wish)
+
+
+def devices(folder: Path) -> list[str]:
+    """The loop devices that volumes below this folder have."""
+    found = []
+    for at in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            found.append(at.read_text().strip())
+    return [path for path in found if path.startswith(f"{folder}/d/volumes/")]
+
+
+async def test_a_size_is_kept_to_or_refused(folder: Path) -> None:
+    async with serving(folder, drain="keep") as service:
+        if os.geteuid():  # nobody could keep it
+            with pytest.raises(NotSupportedError, match="hold volumes to a size"):
+                await service.volumes.create("one", size=20 * MIB)
+            assert service.volumes.list() == []
+            return
+        with pytest.raises(InvalidError, match="out of range"):
+            await service.volumes.create("one", size=1000)
+        made = await service.volumes.create("one", size=32 * MIB)
+        assert made.size == 32 * MIB
+        wish = VolumeWish("one", DATA)
+        first, second, reader = (
+            await make(service, wish),
+            await make(service, wish),
+            await make(service, VolumeWish("one", DATA, read_only=True)),
+        )
+        assert len(await asyncio.to_thread(devices, folder)) == 1
+        assert await sh(service, first, "ls -A data; stat -c '%a %u' data") == "755 1000\n"
+        await sh(service, first, "head -c 15M /dev/urandom > data/f; md5sum < data/f > data/sum")
+        look = "md5sum < data/f | cmp - data/sum && echo same"
+        assert await sh(service, second, look) == "same\n"
+        full = "head -c 40M /dev/urandom > data/g; stat -c %s data/g"
+        done = await service.exec(second, ExecCall(("sh", "-c", full)))
+        assert b"No space left" in done.stderr and int(done.stdout) < 20 * MIB
+        assert await sh(service, reader, look) == "same\n"
+        used = await service.volumes.used(made)
+        assert used is not None and 25 * MIB < used <= 33 * MIB
+        await sh(service, first, "rm data/g; sync data/f")
+        await service.delete(first)
+        await service.delete(reader)
+    async with serving(folder) as service:
+        assert service.volumes.find("one") == made
+        assert await sh(service, second, look) == "same\n"
+        third = await make(service, wish)
+        assert len(await asyncio.to_thread(devices, folder)) == 1
+        assert await sh(service, third, f"{look}; echo x > data/x") == "same\n"
+        for id in (second, third):
+            await service.delete(id)
+        await eventually(lambda: _none(devices, folder), what="the device to be let go")
+        fourth = await make(service, wish)
+        assert await sh(service, fourth, f"{look}; cat data/x") == "same\nx\n"
+        await service.delete(fourth)
+        await service.volumes.delete("one")
+        assert await asyncio.to_thread(os.listdir, folder / "d" / "volumes") == []
+        await eventually(lambda: _none(devices, folder), what="the device to be let go")
+
+
+async def _none(find: Callable[[Path], list[str]], folder: Path) -> bool:
+    return not await asyncio.to_thread(find, folder)
+
+
+async def test_many_begin_with_one_volume_at_once(folder: Path) -> None:
+    async with serving(folder) as service:
+        size = None if os.geteuid() else 32 * MIB
+        await service.volumes.create("one", size=size)
+        wish = VolumeWish("one", DATA)
+        ids = await asyncio.gather(*(make(service, wish) for _ in range(8)))
+        for n, id in enumerate(ids):
+            await sh(service, id, f"echo {n} >> data/all")
+        assert await sh(service, ids[0], "cat data/all | tr -d '\\n'") == "01234567"
+        assert len(await asyncio.to_thread(devices, folder)) == (1 if size else 0)
+        await asyncio.gather(*(service.delete(id) for id in ids[:4]))
+        more = await asyncio.gather(
+            *(make(service, wish) for _ in range(4)), *(service.delete(id) for id in ids[4:])
+        )
+        assert await sh(service, str(more[0]), "cat data/all | tr -d '\\n'") == "01234567"
 
 
 async def test_read_only_is_read_only(folder: Path) -> None:

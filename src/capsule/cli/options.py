@@ -119,6 +119,10 @@ Memory = Annotated[
 Disk = Annotated[
     int | None, typer.Option("--disk", parser=_size, metavar="SIZE", help="E.g. 1GiB.")
 ]
+VolumeSize = Annotated[
+    int | None,
+    typer.Option("--size", parser=_size, metavar="SIZE", help="The most it holds, e.g. 1GiB."),
+]
 Cpus = Annotated[float | None, typer.Option("--cpus", help="Cores, e.g. 0.5.")]
 Processes = Annotated[int | None, typer.Option("--processes", help="At most this many.")]
 Env = Annotated[

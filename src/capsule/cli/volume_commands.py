@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from capsule.cli import options as o
 from capsule.cli import show
+
+if TYPE_CHECKING:
+    from capsule_sdk import VolumeInfo
 
 volume = typer.Typer(no_args_is_help=True, help="Folders that outlive sandboxes.")
 
@@ -25,9 +29,14 @@ def parse(values: list[str] | None) -> list[dict[str, object]] | None:
     return found or None
 
 
+def _fields(info: VolumeInfo) -> dict[str, object]:
+    return {**dataclasses.asdict(info), "created_at": info.created_at.isoformat()}
+
+
 @volume.command("create")
 def volume_create(
     name: Annotated[str, typer.Argument(metavar="NAME")],
+    size: o.VolumeSize = None,
     url: o.Url = None,
     api_key: o.ApiKey = None,
     json: o.Json = False,
@@ -36,9 +45,9 @@ def volume_create(
     from capsule.cli.remote import Server
 
     with Server(url, api_key).client() as client:
-        made = client.volumes.create(name)
+        made = client.volumes.create(name, size=size)
     if json:
-        show.as_json({"name": made.name, "provider": made.provider})
+        show.as_json(_fields(made))
     else:
         print(made.name)
     return 0
@@ -52,14 +61,19 @@ def volume_ls(url: o.Url = None, api_key: o.ApiKey = None, json: o.Json = False)
     with Server(url, api_key).client() as client:
         found = client.volumes.list()
     if json:
-        rows = [{"name": each.name, "provider": each.provider} for each in found]
-        show.as_json({"volumes": rows})
+        show.as_json({"volumes": [_fields(each) for each in found]})
     else:
         rows_of = [
-            (each.name, each.provider, each.created_at.isoformat(sep=" ", timespec="seconds"))
+            (
+                each.name,
+                each.provider,
+                show.size(each.size),
+                show.size(each.used),
+                each.created_at.isoformat(sep=" ", timespec="seconds"),
+            )
             for each in found
         ]
-        show.table(("name", "provider", "created"), rows_of, empty="no volumes")
+        show.table(("name", "provider", "size", "used", "created"), rows_of, empty="no volumes")
     return 0
 
 

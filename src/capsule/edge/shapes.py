@@ -68,6 +68,7 @@ class MountVolume(Shape, kw_only=True, frozen=True):
 
 class MakeVolume(Shape, kw_only=True, frozen=True):
     name: Name
+    size: Size | None = None
     provider: Word | None = None
     metadata: dict[str, str] = {}
 

@@ -183,10 +183,14 @@ class VolumeView(View, frozen=True, kw_only=True):
     provider: str
     created_at: datetime
     metadata: Mapping[str, str]
+    size: int | None
+    used: int | None
 
     @classmethod
-    def of(cls, volume: Volume) -> VolumeView:
+    def of(cls, volume: Volume, used: int | None) -> VolumeView:
         return cls(
+            size=volume.size,
+            used=used,
             name=volume.name,
             provider=volume.provider,
             created_at=volume.created_at,

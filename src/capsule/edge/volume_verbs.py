@@ -5,7 +5,7 @@ from __future__ import annotations
 from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.drain import Gate
-from capsule.service import Service
+from capsule.service import Service, Volume
 
 
 class VolumeVerbs:
@@ -15,15 +15,20 @@ class VolumeVerbs:
 
     async def create(self, p: s.MakeVolume) -> v.VolumeView:
         self.gate.admit()
-        made = await self.service.volumes.create(p.name, provider=p.provider, metadata=p.metadata)
-        return v.VolumeView.of(made)
+        made = await self.service.volumes.create(
+            p.name, provider=p.provider, size=p.size, metadata=p.metadata
+        )
+        return await self._view(made)
 
     async def list(self, p: s.Nothing) -> v.VolumesView:
         found = self.service.volumes.list()
-        return v.VolumesView(volumes=[v.VolumeView.of(each) for each in found])
+        return v.VolumesView(volumes=[await self._view(each) for each in found])
 
     async def get(self, p: s.OfVolume) -> v.VolumeView:
-        return v.VolumeView.of(self.service.volumes.find(p.name))
+        return await self._view(self.service.volumes.find(p.name))
+
+    async def _view(self, volume: Volume) -> v.VolumeView:
+        return v.VolumeView.of(volume, await self.service.volumes.used(volume))
 
     async def delete(self, p: s.OfVolume) -> v.DeletedView:
         await self.service.volumes.delete(p.name)

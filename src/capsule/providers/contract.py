@@ -265,7 +265,15 @@ class Volumed(Protocol):
     """A provider that has folders of its own which boxes may share, and which outlive them
     (`SandboxSpec.volumes`). In `features`: "volume"."""
 
-    async def make_volume(self, id: str) -> None: ...
+    async def make_volume(self, id: str, *, size: int | None = None) -> None:
+        """`size`: the most bytes that it holds. Only asked of a provider with "volume_size" in its
+        `features`.
+
+        Raises NotSupportedError, NoSpaceError, UnavailableError; then nothing is left of it.
+        """
+
+    async def volume_used(self, id: str) -> int | None:
+        """Bytes that it takes; None where to know that costs more than to ask."""
 
     async def volumes(self) -> Sequence[str]:
         """Every volume of this server."""

@@ -116,7 +116,7 @@ class Admission:
                     hint=f"leave out {name}, or take another snapshot",
                     field=name,
                 )
-        self._require("snapshot", base.provider, field="snapshot")
+        self.require("snapshot", base.provider, field="snapshot")
         return replace(request, template=base.template, provider=base.provider), base.layers
 
     def _first_step(
@@ -124,7 +124,7 @@ class Admission:
     ) -> tuple[Step, ...]:
         if validate.choice("checkpoint", request.checkpoint, ("none", "each")) == "none":
             return ()
-        self._require("snapshot", self.provider(request.provider), field="checkpoint")
+        self.require("snapshot", self.provider(request.provider), field="checkpoint")
         return (Step(0, layers, now),)
 
     def _volumes(self, request: CreateRequest) -> tuple[VolumeMount, ...]:
@@ -132,21 +132,21 @@ class Admission:
             return ()
         assert self.mounts is not None
         provider = self.provider(request.provider)
-        self._require("volume", provider, field="volumes")
+        self.require("volume", provider, field="volumes")
         return self.mounts(request.volumes, provider)
 
     def _on_timeout(self, request: CreateRequest) -> str:
         wanted = validate.choice("on_timeout", request.on_timeout, ("delete", "pause"))
         if wanted == "pause":
-            self._require("pause", self.provider(request.provider), field="on_timeout")
+            self.require("pause", self.provider(request.provider), field="on_timeout")
         return wanted
 
-    def _require(self, feature: str, provider: str, *, field: str) -> None:
+    def require(self, feature: str, provider: str, *, field: str, what: str = "") -> None:
         """Of a provider that is not open yet nobody knows; then the box itself is asked."""
         found = self._capabilities.get(provider)
         if found is not None and feature not in found.features:
             raise NotSupportedError(
-                f"provider {provider} cannot {feature} sandboxes here",
+                f"provider {provider} cannot {what or f'{feature} sandboxes'} here",
                 hint="GET /v1/capabilities and `capsule doctor` say what it can do, and why not",
                 field=field,
             )

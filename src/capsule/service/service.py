@@ -100,7 +100,7 @@ class Service:
         self.moves = SnapshotMoves(self._parts, self.snapshots, admission)
         self.steps = Steps(self._parts, self._sandboxes, self.snapshots, self._resets)
         self._execs.mark = self.steps.mark
-        self.volumes = Volumes(self._parts, self._sandboxes)
+        self.volumes = Volumes(self._parts, self._sandboxes, admission)
         admission.mounts = self.volumes.mounts
         self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)
         self.reaper.also.append(self.snapshots.sweep)

@@ -65,6 +65,7 @@ class Volume:
     provider: str
     created: float  # wall clock
     metadata: Mapping[str, str] = field(default_factory=dict)
+    size: int | None = None  # bytes that it may hold; None: as many as the host's disk
 
     @property
     def created_at(self) -> datetime:

@@ -18,11 +18,11 @@ from capsule.errors import (
     NotFoundError,
     NotSupportedError,
 )
-from capsule.model import WORKSPACE, VolumeMount
+from capsule.model import MIB, WORKSPACE, VolumeMount
 from capsule.providers.cleanup import finish
 from capsule.providers.contract import Volumed
 from capsule.service import validate
-from capsule.service.admission import new_id
+from capsule.service.admission import Admission, new_id
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
 from capsule.service.values import Volume, VolumeWish
 from capsule.settings import brief
@@ -31,10 +31,13 @@ log = structlog.get_logger(__name__)
 
 KIND = "volume"
 MAX_MOUNTS = 16
+LEAST_SIZE = 16 * MIB  # below that a file system's own needs are most of it
+MOST_SIZE = 2**44
 
 
 class Volumes:
-    def __init__(self, parts: Parts, sandboxes: Sandboxes) -> None:
+    def __init__(self, parts: Parts, sandboxes: Sandboxes, admission: Admission) -> None:
+        self._admission = admission
         self._parts = parts
         self._sandboxes = sandboxes
         self._known: dict[str, Volume] = {}
@@ -67,21 +70,40 @@ class Volumes:
             )
         return found
 
+    async def used(self, volume: Volume) -> int | None:
+        """Bytes that it takes, where that is known."""
+        if volume.size is None:
+            return None
+        return await self._volumed(volume.provider).volume_used(volume.id)
+
     async def create(
-        self, name: str, *, provider: str | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        provider: str | None = None,
+        size: int | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Volume:
-        """Raises ConflictError (the name is taken), NotSupportedError, NoSpaceError."""
+        """`size`: the most bytes that it holds, where the host can see to that.
+
+        Raises ConflictError (the name is taken), NotSupportedError, NoSpaceError.
+        """
         validate.name("name", name)
+        if size is not None:
+            validate.count("size", size, LEAST_SIZE, MOST_SIZE)
         validate.metadata(metadata or {})
         if name in self._known or name in self._busy:
             raise ConflictError(f"volume {name} exists already", hint="take another name")
         of = provider or self._parts.config.provider
         maker = self._volumed(of)
-        made = Volume(name, new_id(), of, self._parts.clock.now(), dict(metadata or {}))
+        if size is not None:
+            what = "hold volumes to a size"
+            self._admission.require("volume_size", of, field="size", what=what)
+        made = Volume(name, new_id(), of, self._parts.clock.now(), dict(metadata or {}), size)
         self._busy.add(name)
         try:
             await self._parts.store.save_kept(KIND, name, made.created, made)
-            await maker.make_volume(made.id)
+            await maker.make_volume(made.id, size=size)
             self._known[name] = made
         except BaseException:
             forget = self._parts.store.remove_kept(KIND, name)

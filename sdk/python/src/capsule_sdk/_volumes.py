@@ -16,10 +16,19 @@ class VolumeMethods:
 
     @method
     def create(
-        self, name: str, *, provider: str | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        size: int | None = None,
+        provider: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Flow[VolumeInfo]:
-        """An empty volume: `create(volumes=[{"name": name, "path": "/workspace/data"}])`."""
-        params = {"name": name, "provider": provider, "metadata": metadata}
+        """An empty volume: `create(volumes=[{"name": name, "path": "/workspace/data"}])`.
+
+        `size`: the most bytes that it holds. Raises NotSupportedError where the server cannot see
+        to that.
+        """
+        params = {"name": name, "size": size, "provider": provider, "metadata": metadata}
         return VolumeInfo.from_json((yield from self._ask("create", params, repeatable=False)))
 
     @method

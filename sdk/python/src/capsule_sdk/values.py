@@ -304,6 +304,8 @@ class VolumeInfo:
     provider: str
     created_at: datetime
     metadata: Mapping[str, str] = field(default_factory=dict)
+    size: int | None = None  # the most bytes that it holds; None: as many as the server's disk
+    used: int | None = None  # bytes of the server's disk, known where it has a size
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> VolumeInfo:

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +129,30 @@ def _last_use(path: Path) -> float:
     return 0.0
 
 
+def format_volume(mkfs: Path | None, image: Path, size: int, *, content: Path) -> None:
+    """A file system that lasts, so it has a journal, and begins with what is in the folder
+    `content`. Blocks. Raises UnavailableError, InvalidError."""
+    if mkfs is None:
+        raise UnavailableError("mkfs.ext4 is not installed", hint="install e2fsprogs")
+    with open(image, "xb") as file:
+        file.truncate(size)
+    options = ["-i", "8192", "-J", "size=4"]
+    options += ["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"]
+    _run_mkfs(mkfs, image, [*options, "-d", str(content)], field="size")
+
+
 def _format(mkfs: Path, image: Path, inodes: int) -> None:
     """No journal and no second superblock: the image is gone with its box, nothing is recovered.
 
     Each part of the image that is written is one more to copy for every box.
     """
-    command = [str(mkfs), "-q", "-F", "-b", "4096", "-m", "0", "-N", str(inodes)]
-    command += ["-O", "^has_journal,^resize_inode,^huge_file,sparse_super2"]
-    command += ["-E", "lazy_itable_init=1,nodiscard,num_backup_sb=0", str(image)]
+    options = ["-N", str(inodes), "-O", "^has_journal,^resize_inode,^huge_file,sparse_super2"]
+    options += ["-E", "lazy_itable_init=1,nodiscard,num_backup_sb=0"]
+    _run_mkfs(mkfs, image, options, field="limits.disk")
+
+
+def _run_mkfs(mkfs: Path, image: Path, options: Sequence[str], *, field: str) -> None:
+    command = [str(mkfs), "-q", "-F", "-b", "4096", "-m", "0", *options, str(image)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
@@ -145,7 +162,7 @@ def _format(mkfs: Path, image: Path, inodes: int) -> None:
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise InvalidError(
-            f"mkfs.ext4 refuses {image.stat().st_size} bytes with {inodes} inodes: {said[0]}",
-            hint="ask for a larger disk or fewer inodes",
-            field="limits.disk",
+            f"mkfs.ext4 refuses {image.stat().st_size} bytes: {said[0]}",
+            hint="ask for a larger one, or for fewer inodes",
+            field=field,
         )

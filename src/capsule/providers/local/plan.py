@@ -19,6 +19,7 @@ from capsule.providers.local import views
 from capsule.providers.local.disk import DIRS
 from capsule.providers.local.probe import UID_BASE, UID_COUNT, UID_SLOTS, Facts
 from capsule.providers.local.skeleton import DEVICES, SYSTEM_DIRS, copied_paths
+from capsule.providers.local.volumes import Place
 
 UID = GID = 1000
 
@@ -90,7 +91,7 @@ class Parts:
     root: Root | None = None  # None and None: the landlock level, which sees the host's own
     view: Path | None = None
     layers: tuple[Path, ...] = ()  # what the disk begins from, topmost first
-    volumes: tuple[tuple[Path, VolumeMount], ...] = ()
+    volumes: tuple[tuple[Place, VolumeMount], ...] = ()
     adjustable: bool = False
 
 
@@ -125,12 +126,17 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
             plan["layers"] = [str(layer) for layer in parts.layers]
         if parts.volumes:
             plan["volumes"] = [
-                {"from": str(path), "to": each.path.lstrip("/"), "ro": each.read_only}
-                for path, each in parts.volumes
+                {**_place(place), "to": each.path.lstrip("/"), "ro": each.read_only}
+                for place, each in parts.volumes
             ]
     else:
         plan["paths"] = paths(parts)
     return plan
+
+
+def _place(place: Place) -> dict[str, str]:
+    mounted = {"image": str(place.image), "point": str(place.point)} if place.image else {}
+    return {"from": str(place.folder), **mounted}
 
 
 def user(level: Isolation, facts: Facts) -> dict[str, Any]:

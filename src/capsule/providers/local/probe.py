@@ -185,6 +185,8 @@ def features(facts: Facts, level: Isolation, backing: str | None) -> frozenset[s
         found.add("pause")  # without a freezer pid 1 stops everybody in its namespace
     if level is Isolation.NAMESPACES and facts.can("layers"):
         found.update(("snapshot", "volume"))
+        if facts.uid_ranges and facts.can("loop") and facts.mkfs is not None:
+            found.add("volume_size")
     return frozenset(found)
 
 

@@ -227,11 +227,15 @@ class LocalProvider(Provider):
         with host_errors("a layer cannot be removed"):
             await asyncio.to_thread(self._ready().layers.remove, layer)
 
-    async def make_volume(self, id: str) -> None:
+    async def make_volume(self, id: str, *, size: int | None = None) -> None:
         engine = self._ready()
         self._require_layers(engine)
         with host_errors("the volume cannot be made"):
-            await asyncio.to_thread(engine.volumes.make, id)
+            await to_the_end(asyncio.to_thread(engine.volumes.make, id, size))
+
+    async def volume_used(self, id: str) -> int | None:
+        with host_errors("the volume cannot be measured"):
+            return await asyncio.to_thread(self._ready().volumes.used, id)
 
     async def volumes(self) -> Sequence[str]:
         return await asyncio.to_thread(self._ready().volumes.ids)
@@ -315,7 +319,7 @@ class LocalProvider(Provider):
         disk = await engine.disks.entry(unique, spec.limits)
         layers = [await asyncio.to_thread(engine.layers.path, each) for each in spec.layers]
         volumes = [
-            (await asyncio.to_thread(engine.volumes.path, each.id), each) for each in spec.volumes
+            (await asyncio.to_thread(engine.volumes.place, each.id), each) for each in spec.volumes
         ]
         adjustable = spec.adjustable and probe.adjusts(
             engine.facts, engine.level, engine.disks.backing
@@ -415,7 +419,7 @@ class Engine:
         # Of the uids that programs have inside; where a box has one uid, that is ours.
         owner = plan.UID if facts.uid_ranges else None
         self.layers = Layers(settings.data_dir / "layers", owner=owner)
-        self.volumes = Volumes(settings.data_dir / "volumes", owner=owner)
+        self.volumes = Volumes(settings.data_dir / "volumes", owner=owner, mkfs=facts.mkfs)
 
     def adjuster(self, parts: plan.Parts) -> Adjuster | None:
         if not parts.adjustable or parts.view is None:

@@ -1,7 +1,9 @@
 """Volumes on this host: folders that boxes share and that outlive them.
 
-data_dir/volumes/ID belongs to the user that programs are inside. The host never looks into one; it
-makes the folder, mounts it, and removes it by calls that follow nothing.
+data_dir/volumes/ID belongs to the user that programs are inside. One with a size is
+data_dir/volumes/ID.disk instead: ID.img, a file system with one folder in it, and where each box's
+keeper mounts it, for its own box to see. The host never looks into any of them; it makes them,
+mounts them, and removes them by calls that follow nothing.
 """
 
 from __future__ import annotations
@@ -9,17 +11,31 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from capsule.errors import InvalidError, NotFoundError
+from capsule.providers.local.disk import format_volume
 from capsule.providers.local.removal import remove_tree
+
+_SIZED = ".disk"
+_TOP = "data"  # in the image, beside its lost+found
+
+
+class Place(NamedTuple):
+    """Where a box's keeper finds a volume; `image` is mounted at `point` first."""
+
+    folder: Path
+    image: Path | None = None
+    point: Path | None = None
 
 
 class Volumes:
     """`owner`: None keeps whoever makes them. All of it blocks."""
 
-    def __init__(self, folder: Path, *, owner: int | None) -> None:
+    def __init__(self, folder: Path, *, owner: int | None, mkfs: Path | None = None) -> None:
         self._folder = folder
         self._owner = owner
+        self._mkfs = mkfs
 
     def prepare(self) -> None:
         """What a killed server had begun to make or remove is removed."""
@@ -28,32 +44,59 @@ class Volumes:
             if name.startswith("."):
                 remove_tree(self._folder / name)
 
-    def path(self, id: str) -> Path:
+    def place(self, id: str) -> Place:
         """Raises NotFoundError."""
-        path = self._path(id)
-        if not path.is_dir():
+        sized = self._path(id + _SIZED)
+        if sized.is_dir():
+            return Place(sized / "mount" / _TOP, sized / f"{id}.img", sized / "mount")
+        if not self._path(id).is_dir():
             raise NotFoundError(f"volume {id} is not on this host any more")
-        return path
+        return Place(self._path(id))
 
-    def make(self, id: str) -> None:
+    def make(self, id: str, size: int | None = None) -> None:
         draft = self._folder / f".{id}"
-        os.mkdir(draft, 0o755)
+        if size is None:
+            self._make_folder(draft)
+            os.rename(draft, self._path(id))
+            return
+        os.mkdir(draft, 0o711)
+        try:
+            os.mkdir(draft / "mount", 0o711)
+            content = draft / "content"
+            os.mkdir(content, 0o755)
+            self._make_folder(content / _TOP)
+            format_volume(self._mkfs, draft / f"{id}.img", size, content=content)
+            remove_tree(content)
+            os.rename(draft, self._path(id + _SIZED))
+        except BaseException:
+            remove_tree(draft)
+            raise
+
+    def _make_folder(self, path: Path) -> None:
+        os.mkdir(path, 0o755)
         if self._owner is not None:
-            os.chown(draft, self._owner, self._owner)
-        os.rename(draft, self._path(id))
+            os.chown(path, self._owner, self._owner)
+
+    def used(self, id: str) -> int | None:
+        """Bytes of the host's disk that it takes; None: nobody knows without looking at all."""
+        with suppress(FileNotFoundError):
+            return os.stat(self._path(id + _SIZED) / f"{id}.img").st_blocks * 512
+        return None
 
     def remove(self, id: str) -> None:
         draft = self._folder / f".{id}"
-        with suppress(FileNotFoundError):
-            os.rename(self._path(id), draft)
+        for name in (id, id + _SIZED):
+            with suppress(FileNotFoundError):
+                os.rename(self._path(name), draft)
         remove_tree(draft)
 
     def ids(self) -> list[str]:
         with suppress(FileNotFoundError):
-            return [name for name in os.listdir(self._folder) if not name.startswith(".")]
+            names = [name for name in os.listdir(self._folder) if not name.startswith(".")]
+            return [name.removesuffix(_SIZED) for name in names]
         return []
 
-    def _path(self, id: str) -> Path:
-        if not id.isalnum():
-            raise InvalidError(f"not the id of a volume: {id[:80]!r}")
-        return self._folder / id
+    def _path(self, name: str) -> Path:
+        if not name.removesuffix(_SIZED).isalnum():
+            raise InvalidError(f"not the id of a volume: {name[:80]!r}")
+        return self._folder / name
