@@ -10,9 +10,9 @@ AsyncTemplates AsyncTerminal AsyncVolumes Build CapacityError Capsule CapsuleCli
 Change ConflictError Context ContextInfo Event ExecFailedError ExecInfo ExecResult ExecStream Exit
 FileChange FileInfo ForbiddenError Gap GoneError ImageInfo InternalError InvalidError Limits Metrics
 NoSpaceError NotFoundError NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent
-RunFailedError RunResult SandboxInfo ShelfInfo SnapshotInfo Snapshots StepInfo TemplateInfo
-Templates Terminal TooLargeError Transfer UnauthenticatedError UnavailableError Unenforced
-VolumeInfo Volumes Written WrongStateError
+RunFailedError RunResult SandboxClient SandboxInfo ShelfInfo SnapshotInfo Snapshots StepInfo
+TemplateInfo Templates Terminal TooLargeError Transfer UnauthenticatedError UnavailableError
+Unenforced VolumeInfo Volumes Written WrongStateError
 """.split()
 
 CLIENT = "aclose close connect create get list pool".split()

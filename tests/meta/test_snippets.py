@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, free_port, wait_for
 from tests.support.servers import RealServer, clean_env
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(60)]
@@ -44,10 +47,10 @@ def run(server: RealServer, *argv: str, stdin: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/python-sdk.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/python-sdk.md", "docs/agents.md"])
 def test_python_snippets_run(name: str, server: RealServer) -> None:
     code = here(blocks(ROOT / name, "python"), server)
-    assert "CapsuleClient" in code
+    assert "CapsuleClient" in code or "SandboxClient" in code
     run(server, sys.executable, "-W", "error", "-", stdin=code)
 
 
@@ -63,6 +66,34 @@ def test_the_readmes_curl_snippet_runs(server: RealServer) -> None:
     told = run(server, "bash", "-euo", "pipefail", "-c", here(script, server))
     assert '"stdout":"42\\n"' in told.replace(" ", "")
     assert '"deleted":true' in told.replace(" ", "")
+
+
+def test_the_agents_curl_snippet_runs(server: RealServer) -> None:
+    script = here(blocks(ROOT / "docs/agents.md", "sh"), server)
+    told = run(server, "bash", "-euo", "pipefail", "-c", script)
+    assert '{"exit_code":0,"output":"total ' in told
+    assert '{"files":[{"path":"/workspace/data.csv","size":4}]}{"status":"removed"}' in told
+
+
+def test_quickstart_serves_as_make_run_does(server: RealServer) -> None:
+    port = free_port()
+    env = {
+        **server.env,
+        "CAPSULE_DATA_DIR": f"{server.base}/d2",
+        "CAPSULE_RUN_DIR": f"{server.base}/r2",
+    }
+    argv = [str(ROOT / "quickstart.sh"), "--port", str(port)]
+    with subprocess.Popen(argv, env=env, start_new_session=True) as process:
+        try:
+            wait_for(lambda: answers(port), what="it serves", within=30)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 def test_the_greetings_example_works_when_pasted(server: RealServer) -> None:

@@ -26,6 +26,7 @@ from capsule.edge.methods import build_methods
 from capsule.edge.nowhere import METHODS, answer_the_lost
 from capsule.edge.pieces import in_pieces
 from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
+from capsule.edge.rest_agents import agent_routes
 from capsule.edge.rest_contexts import context_routes
 from capsule.edge.rest_files import file_routes
 from capsule.edge.rest_snapshots import snapshot_routes
@@ -85,6 +86,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str) -> FastAPI:
     web.include_router(template_routes(verbs.templates, types))
     web.include_router(snapshot_routes(verbs.snapshots, types))
     web.include_router(volume_routes(verbs.volumes, types))
+    web.include_router(agent_routes(verbs.agents, types))
     web.include_router(server_routes(verbs, types, version))
     terminal, exec_socket = TerminalEndpoint(verbs), ExecSocketEndpoint(verbs)
     for path, endpoint in (

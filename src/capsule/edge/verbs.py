@@ -13,6 +13,7 @@ from msgspec import UNSET, structs
 from capsule.config import Config
 from capsule.edge import shapes as s
 from capsule.edge import views as v
+from capsule.edge.agents import AgentVerbs
 from capsule.edge.contexts import ContextVerbs
 from capsule.edge.drain import Gate
 from capsule.edge.errors import invalid_field
@@ -45,6 +46,7 @@ class Verbs:
         self.snapshots = SnapshotVerbs(service, gate)
         self.volumes = VolumeVerbs(service, gate)
         self.contexts = ContextVerbs(service, gate)
+        self.agents = AgentVerbs(config, service, gate)
 
     async def create(self, p: s.Create) -> v.SandboxView:
         return v.SandboxView.of(await self._create(p))

@@ -33,6 +33,7 @@ from .errors import (
     UnavailableError,
     WrongStateError,
 )
+from .sandbox_client import SandboxClient
 from .terminal import AsyncTerminal, Terminal
 from .values import (
     Change,
@@ -108,6 +109,7 @@ __all__ = [
     "RunEvent",
     "RunFailedError",
     "RunResult",
+    "SandboxClient",
     "SandboxInfo",
     "ShelfInfo",
     "SnapshotInfo",
