@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from capsule.errors import InvalidError, NotFoundError
-from capsule.service import CreateRequest, ExecCall, RunCall, Service
+from capsule.service import ContextRun, CreateRequest, ExecCall, RunCall, Service
 from tests.support import eventually
 from tests.unit.test_service_real import boxes, folder, serving
 from tests.unit.test_snapshots_real import layers, make, restore, sh
@@ -18,8 +18,10 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 __all__ = ["folder"]
 
 
-async def stepping(service: Service, *commands: str, **options: object) -> str:
-    request = CreateRequest("bash", checkpoint="each", **options)  # type: ignore[arg-type]
+async def stepping(
+    service: Service, *commands: str, template: str = "bash", **options: object
+) -> str:
+    request = CreateRequest(template, checkpoint="each", **options)  # type: ignore[arg-type]
     id: str = (await service.create(request)).id
     for command in commands:
         await sh(service, id, command)
@@ -116,6 +118,35 @@ async def test_streamed_and_failed_execs_leave_steps_while_programs_run_on(folde
         await eventually(lambda: len(service.steps.list(id)) == 5, what="all steps")
         await service.steps.undo(id, 3)
         assert await sh(service, id, "ls | grep -v now") == "failed\nstreamed\n"
+
+
+async def test_runs_in_contexts_leave_steps(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, "echo 1 > a", template="python")
+        code = "import os\nopen('b', 'w').write('2')"
+        await service.contexts.run(id, ContextRun(code))
+        assert [step.number for step in service.steps.list(id)] == [0, 1, 2]
+        last = service.steps.list(id)[-1]
+        assert last.cmd == f"python {code}" and last.copied == 1
+        await service.contexts.run(id, ContextRun("os.remove('a'); 1 / 0"))
+        died = await service.contexts.run(id, ContextRun("open('c', 'w'); os._exit(3)"))
+        assert died.end.status == "died"
+        assert await changes(service, id, 1, 2) == ["added /workspace/b"]
+        assert await changes(service, id, 2, 3) == ["removed /workspace/a"]
+        assert await changes(service, id, 3, 4) == ["added /workspace/c"]
+        await service.steps.undo(id, 2)
+        assert await sh(service, id, "cat a b; ls") == "1\n2a\nb\n"
+        again = await service.contexts.run(id, ContextRun("print(open('b').read())"))
+        assert again.stdout == b"2\n"
+
+
+async def test_what_ends_at_once_leaves_one_step_each(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service)
+        await asyncio.gather(*(sh(service, id, f"echo {n} > f{n}") for n in range(6)))
+        assert [step.number for step in service.steps.list(id)] == list(range(7))
+        await service.steps.undo(id, 6)
+        assert len((await sh(service, id, "ls")).split()) == 6
 
 
 async def test_steps_outlive_the_server_and_go_with_the_sandbox(folder: Path) -> None:

@@ -147,7 +147,7 @@ def create(
         typer.Option(metavar="NAME:PATH[:ro]", help="Mount a volume; repeatable."),
     ] = None,
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Leave a restore point after each exec.")
+        bool, typer.Option("--checkpoint", help="Leave a restore point after each exec and run.")
     ] = False,
     on_timeout: Annotated[
         str | None, typer.Option(help="At the end of its time: delete (default) or pause.")

@@ -17,7 +17,7 @@ import asyncio
 import builtins
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -40,6 +40,7 @@ from capsule.service.access import Access
 from capsule.service.context import Context, ContextInfo, ContextRecord
 from capsule.service.context_calls import ContextCall, ContextRun, code_of, fresh, new_record
 from capsule.service.entry import Entry
+from capsule.service.execs import nothing
 from capsule.service.interpreters import Interpreters, hang_up, kill
 from capsule.service.kernels import start_of
 from capsule.service.live_run import LiveRun, RunEnd, RunResult, collect
@@ -76,6 +77,8 @@ class Contexts:
         self._interpreters = Interpreters(parts.store, permits)
         self._shelves: dict[SandboxId, _Shelf] = {}
         self._tasks = Tasks()
+        # What is done when a run has ended, before its caller hears of it; told by whoever steps.
+        self.mark: Callable[[Entry, ExecId, Sequence[str]], Awaitable[None]] = nothing
 
     async def aclose(self) -> None:
         """Interpreters go on running; the next server attaches to them."""
@@ -301,6 +304,7 @@ class Contexts:
             outcome = await talking.hold(code)
             spent = (time.monotonic() - began) * 1000
             end = await self._ended(entry, context, live, outcome, timeout)
+            await self.mark(entry, context.exec_id, (context.record.language, code))
             dropped, lost = talking.tally.dropped, talk.lost_bytes
             live.put(replace(end, duration_ms=spent, dropped=dropped, lost_bytes=lost))
         except UnavailableError as error:

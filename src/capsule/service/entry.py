@@ -135,6 +135,8 @@ class Entry:
     joining: asyncio.Lock = field(default_factory=asyncio.Lock)
     # A pause and a resume that come at once are one after the other.
     shifting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # One step after the other: each has a number, and is what changed since the one before.
+    stepping: asyncio.Lock = field(default_factory=asyncio.Lock)
     at_end: list[Callable[[], None]] = field(default_factory=list)  # called when its box is over
     checked: float = 0.0  # monotonic: when its agent last answered
     retry_at: float = 0.0  # monotonic: when to try again what failed

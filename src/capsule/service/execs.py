@@ -46,7 +46,7 @@ class Execs:
         self._room = parts.room
         self.permits = Permits(parts.config)
         # Told of every exec that has ended: what is due then.
-        self.mark: Callable[[Entry, ExecId, Sequence[str]], Awaitable[None]] = _nothing
+        self.mark: Callable[[Entry, ExecId, Sequence[str]], Awaitable[None]] = nothing
         self._left = Tasks()  # one per followed exec whose caller left before its end
 
     async def aclose(self) -> None:
@@ -260,5 +260,5 @@ async def _remove_code(link: AgentLink, job: Job) -> None:
         log.debug("code not removed", path=job.program.path, reason=error.message)
 
 
-async def _nothing(entry: Entry, exec_id: ExecId, argv: Sequence[str]) -> None:
+async def nothing(entry: Entry, exec_id: ExecId, argv: Sequence[str]) -> None:
     pass

@@ -99,7 +99,7 @@ class Service:
         admission.snapshot = self.snapshots.find
         self.moves = SnapshotMoves(self._parts, self.snapshots, admission)
         self.steps = Steps(self._parts, self._sandboxes, self.snapshots, self._resets)
-        self._execs.mark = self.steps.mark
+        self._execs.mark = self.contexts.mark = self.steps.mark
         self.volumes = Volumes(self._parts, self._sandboxes, admission)
         admission.mounts = self.volumes.mounts
         self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)

@@ -1,4 +1,4 @@
-"""Steps: with `checkpoint: "each"` every exec leaves a restore point behind.
+"""Steps: with `checkpoint: "each"` every exec and every run in a context leaves a restore point.
 
 A step is a stack of layers. Its top layer is all that was written since the sandbox's box began;
 files that have not changed since the step before are the same files there, under a further name, so
@@ -57,11 +57,12 @@ class Steps:
         return found[0]
 
     async def mark(self, entry: Entry, exec_id: ExecId, argv: Sequence[str]) -> None:
-        """After an exec. Never raises what concerns the step alone."""
+        """After an exec, or a run in a context. Never raises what concerns the step alone."""
         if not entry.steps or entry.ending is not None:
             return
         try:
-            await self._mark(entry, exec_id, " ".join(argv)[:_SHOWN])
+            async with entry.stepping:
+                await self._mark(entry, exec_id, " ".join(argv)[:_SHOWN])
         except CapsuleError as error:
             log.warning("step not kept", sandbox=entry.id, exec=exec_id, reason=error.message)
 
@@ -71,6 +72,8 @@ class Steps:
         own = last.box_id == entry.box_id and last.at > 0
         since = Mark(last.layers[0].id, last.at) if own else None
         async with self._snapshots.saved(entry, since=since) as (layers, saved):
+            if entry.steps[-1] is not last:
+                return  # it was undone meanwhile
             if own and not saved.changed:
                 layers = last.layers
             step = Step(
