@@ -1,0 +1,259 @@
+"""deploy/nginx/capsule.conf in front of a real server, in a real nginx on loopback: only names,
+ports and the certificate are others."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+
+from tests.support import component_missing, free_port, wait_for
+from tests.support.servers import real_server
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "deploy" / "nginx" / "capsule.conf"
+KEY = "correct-horse-battery-staple"
+KEYS = {"Authorization": f"Bearer {KEY}"}
+NAME = "sandbox.localhost"  # the server takes names below localhost for its own
+
+MAIN = """\
+worker_processes 1;
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    include {folder}/capsule.conf;
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    plain: int  # ports
+    tls: int
+    trust: ssl.SSLContext
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.tls}"
+
+    def http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, verify=self.trust, headers=KEYS, timeout=60)
+
+
+def shipped_with(replaced: dict[str, str]) -> str:
+    text = SHIPPED.read_text()
+    for old, new in replaced.items():
+        assert old in text, f"{SHIPPED.name} has no longer: {old}"
+        text = text.replace(old, new)
+    return text
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", f"/CN={NAME}"]
+    command += ["-addext", f"subjectAltName=DNS:{NAME},IP:127.0.0.1"]
+    command += ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+@contextmanager
+def nginx(upstream: int, folder: Path, **also: str) -> Iterator[Front]:
+    for program in ("nginx", "openssl"):
+        if shutil.which(program, path=os.environ["PATH"] + ":/usr/sbin") is None:
+            component_missing(f"{program} is not installed")
+    cert, key = certificate(folder)
+    plain, tls = free_port(), free_port()
+    replaced = {
+        "127.0.0.1:8080": f"127.0.0.1:{upstream}",
+        "    listen [::]:80;\n": "",
+        "    listen [::]:443 ssl http2;\n": "",
+        "listen 80;": f"listen 127.0.0.1:{plain};",
+        "listen 443 ssl http2;": f"listen 127.0.0.1:{tls} ssl http2;",
+        "/etc/letsencrypt/live/sandbox.example.org/fullchain.pem": str(cert),
+        "/etc/letsencrypt/live/sandbox.example.org/privkey.pem": str(key),
+        "sandbox.example.org": NAME,
+        **also,
+    }
+    (folder / "capsule.conf").write_text(shipped_with(replaced))
+    (folder / "nginx.conf").write_text(MAIN.format(folder=folder))
+    env = {**os.environ, "PATH": os.environ["PATH"] + ":/usr/sbin"}
+    command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: _listens(process, plain, folder), what="nginx listens")
+        yield Front(plain, tls, ssl.create_default_context(cafile=str(cert)), folder)
+    finally:
+        process.send_signal(signal.SIGQUIT)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _listens(process: subprocess.Popen[bytes], port: int, folder: Path) -> bool:
+    said = (folder / "log").read_text() + "".join(
+        path.read_text() for path in folder.glob("error.log")
+    )
+    assert process.poll() is None, said
+    try:
+        httpx.get(f"http://127.0.0.1:{port}/", timeout=2)
+    except httpx.TransportError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    settings = {"API_KEYS": KEY, "METRICS": "anyone"}
+    folder = tmp_path_factory.mktemp("nginx")
+    with real_server(**settings) as server, nginx(server.port, folder) as made:
+        yield made
+
+
+async def create(http: httpx.AsyncClient, template: str = "bash") -> str:
+    answer = await http.post("/v1/sandboxes", json={"template": template})
+    assert answer.status_code == 201, answer.text
+    id: str = answer.json()["id"]
+    return id
+
+
+async def test_plain_http_is_sent_to_https(front: Front) -> None:
+    async with httpx.AsyncClient() as http:
+        url = f"http://127.0.0.1:{front.plain}/v1/sandboxes?x=1"
+        answer = await http.post(url, headers={"Host": NAME})
+    assert answer.status_code == 308  # a POST stays a POST
+    assert answer.headers["location"] == f"https://{NAME}/v1/sandboxes?x=1"
+
+
+async def test_a_sandbox_from_create_to_delete_over_tls(front: Front) -> None:
+    async with front.http() as http:
+        id = await create(http)
+        done = await http.post(f"/v1/sandboxes/{id}/execs", json={"cmd": ["echo", "hello"]})
+        assert done.json()["stdout"] == "hello\n"
+        assert "max-age" in done.headers["strict-transport-security"]
+        assert (await http.delete(f"/v1/sandboxes/{id}")).status_code == 200
+        assert (await http.get("/v1/sandboxes/none")).json()["error"]["code"] == "not_found"
+    async with httpx.AsyncClient(base_url=front.url, verify=front.trust) as http:
+        assert (await http.get("/v1/sandboxes")).status_code == 401
+
+
+async def test_output_comes_while_the_program_runs(front: Front) -> None:
+    async with front.http() as http:
+        id = await create(http)
+        script = "echo first; read -t 20 < /tmp/go; echo second"
+        await http.post(f"/v1/sandboxes/{id}/execs", json={"cmd": ["mkfifo", "/tmp/go"]})
+        body = {"cmd": ["bash", "-c", script]}
+        accept = {"Accept": "text/event-stream"}
+        seen = ""
+        async with http.stream("POST", f"/v1/sandboxes/{id}/execs", json=body, headers=accept) as s:
+            async for piece in s.aiter_text():
+                seen += piece
+                if "first" in seen and "second" not in seen and "going" not in seen:
+                    seen += "going"
+                    go = {"cmd": ["bash", "-c", "echo > /tmp/go"]}
+                    assert (await http.post(f"/v1/sandboxes/{id}/execs", json=go)).is_success
+        assert seen.index("first") < seen.index("going") < seen.index("second")
+        await http.delete(f"/v1/sandboxes/{id}")
+
+
+async def test_a_terminal_over_tls(front: Front) -> None:
+    async with front.http() as http:
+        id = await create(http)
+        address = f"wss://127.0.0.1:{front.tls}/terminal/{id}"
+        origin = {"Origin": front.url}  # as a browser on our own page has it
+        async with connect(address, ssl=front.trust, additional_headers=KEYS | origin) as socket:
+            await socket.send("echo $((40 + 2))\n")
+            seen = ""
+            async with asyncio.timeout(10):
+                while "42" not in seen:
+                    piece = await socket.recv()
+                    seen += piece if isinstance(piece, str) else piece.decode()
+        await http.delete(f"/v1/sandboxes/{id}")
+
+
+async def test_a_large_file_goes_up_and_down_whole_and_lies_on_no_disk_between(
+    front: Front,
+) -> None:
+    content = os.urandom(1 << 20) * 24
+    async with front.http() as http:
+        id = await create(http)
+        path = f"/v1/sandboxes/{id}/files/workspace/big"
+        sent = await http.put(path, content=pieces(content))
+        assert sent.is_success, sent.text
+        back = await http.get(path)
+        assert hashlib.sha256(back.content).digest() == hashlib.sha256(content).digest()
+        spooled = sum(1 for at in ("body", "proxy") for _ in (front.folder / at).rglob("*/*/*"))
+        assert spooled == 0
+        await http.delete(f"/v1/sandboxes/{id}")
+
+
+async def pieces(content: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(content), 1 << 20):
+        yield content[at : at + (1 << 20)]
+
+
+async def test_the_servers_own_numbers_stay_inside(front: Front) -> None:
+    async with front.http() as http:
+        assert (await http.get("/metrics")).status_code == 404
+
+
+async def test_a_body_over_the_limit_is_refused_in_capsules_words(front: Front) -> None:
+    async with front.http() as http:
+        answer = await http.post("/v1/sandboxes", json={"template": "x" * (20 << 20)})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "too_large"
+
+
+async def test_a_page_of_another_site_is_refused(front: Front) -> None:
+    async with front.http() as http:
+        answer = await http.post("/v1/sandboxes", headers={"Origin": "https://evil.example"})
+    assert answer.status_code == 403
+    assert "origin not allowed" in answer.json()["error"]["message"]
+
+
+async def test_too_many_requests_of_one_address_are_told_in_capsules_shape(tmp_path: Path) -> None:
+    slow = {"rate=100r/s": "rate=1r/s", "burst=200 nodelay": "burst=1 nodelay"}
+    with real_server() as server, nginx(server.port, tmp_path, **slow) as front:
+        async with front.http() as http:
+            answers = [await http.get("/health") for _ in range(6)]
+    assert [answer.status_code for answer in answers][:2] == [200, 200]
+    refused = answers[-1]
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "capacity"
+    assert refused.headers["retry-after"] == "1"
+
+
+async def test_a_server_that_is_down_is_unavailable_at_once(tmp_path: Path) -> None:
+    with nginx(free_port(), tmp_path) as front:
+        async with front.http() as http:
+            began = time.monotonic()
+            answer = await http.get("/v1/sandboxes")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "unavailable"
+    assert time.monotonic() - began < 5
