@@ -137,9 +137,14 @@ bool layers_map(struct fault *f);   /* by root, in the keeper's mount namespace 
 bool layers_make_dirs(int disk, bool outside, struct fault *f);
 bool layers_mount(struct fault *f); /* by pid 1 */
 bool volumes_mount(const char *root, struct fault *f); /* likewise */
+bool volumes_make_points(const char *root, struct fault *f); /* for an engine, which follows links */
+void volumes_open_parents(void);                             /* in a container */
 
 /* save.c: the worker that reads all that a box has written */
 void save_main(int disk, int conn, bool full, double unchanged_since) __attribute__((noreturn));
+
+/* fill.c: the other way round, by a file worker */
+void fill_files(int conn) __attribute__((noreturn));
 
 /* rootfs.c: the new root, made by pid 1 */
 bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
@@ -195,6 +200,8 @@ void sweep_close(void);                               /* a child must not hold w
 bool sweep_works(void);
 uint64_t sweep_own_tag(void);                         /* the UTS namespace an exec was born into; 0: unknown */
 bool init_knows(pid_t pid);                           /* a child of pid 1 that is accounted for */
+bool init_has_worker(pid_t pid);                      /* one that does a file operation */
+void init_stop_workers(void);
 enum sweep { SWEEP_NOBODY, SWEEP_UNSURE, SWEEP_SOMEBODY };
 enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal);
 void sweep_frozen(uint64_t tag);                      /* the last resort: stops the box for a moment */

@@ -172,7 +172,7 @@ static void ask_usage(struct conn *c) {
 }
 
 static bool is_file_op(const char *op) {
-    static const char *const names[] = {"read", "write", "list", "stat", "mkdir", "move", "remove", "chmod", "symlink", "watch"};
+    static const char *const names[] = {"read", "write", "list", "stat", "mkdir", "move", "remove", "chmod", "symlink", "watch", "fill"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(op, names[i])) return true;
     return false;

@@ -94,6 +94,7 @@ int container_main(char **argv) {
     hide_words(environ);
     if (!described || !bind_socket(&f) || !start(ctl, &init, &disk_fd, &f)) return give_up(&f);
     find_cgroups();
+    volumes_open_parents();
     disk_fd = open("/workspace", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (listen(keeper.listener, 256)) return fault_set(&f, errno, "listen"), give_up(&f);
     if (!confine_keeper(&f)) return give_up(&f);

@@ -84,22 +84,28 @@ static const char *disk_point(char *path, size_t room) {
     return path;
 }
 
-bool disk_make_dirs(const char *root, bool outside, struct fault *f) {
+/* One that is there already, from a layer, stays as it is. */
+static bool make_dirs(int d, bool outside, struct fault *f) {
     uid_t uid = box.uid + (outside ? box.uid_base : 0);
     gid_t gid = box.gid + (outside ? box.uid_base : 0);
     const struct json *dirs = json_get(box.spec, "disk_dirs");
-    cleanup_fd int d = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (d < 0) return fault_set(f, errno, "open disk");
-    if (json_get(box.spec, "layers")) return layers_make_dirs(d, outside, f);
     for (const struct json *j = dirs ? dirs->child : NULL; j; j = j->next) {
         const struct json *name = j->child, *mode = name ? name->next : NULL;
         if (!mode || name->type != J_STR || mode->type != J_NUM) return fault_set(f, EINVAL, "launch: disk_dirs");
-        if (mkdirat(d, name->str, 0700) && errno != EEXIST) return fault_set(f, errno, "make /%s", name->str);
+        bool missing = !mkdirat(d, name->str, 0700);
+        if (!missing && errno != EEXIST) return fault_set(f, errno, "make /%s", name->str);
+        if (!missing && json_get(box.spec, "layers")) continue;
         if (box.user_mode != USER_NONE && fchownat(d, name->str, uid, gid, AT_SYMLINK_NOFOLLOW))
             return fault_set(f, errno, "own /%s", name->str);
         if (fchmodat(d, name->str, (mode_t)mode->num, 0)) return fault_set(f, errno, "mode of /%s", name->str);
     }
     return true;
+}
+
+bool disk_make_dirs(const char *root, bool outside, struct fault *f) {
+    cleanup_fd int d = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (d < 0) return fault_set(f, errno, "open disk");
+    return json_get(box.spec, "layers") ? layers_make_dirs(d, outside, f) : make_dirs(d, outside, f);
 }
 
 bool disk_mount(struct fault *f) {
@@ -141,6 +147,25 @@ bool disk_mount_tmpfs(struct fault *f) {
     return disk_make_dirs(point, false, f);
 }
 
+/* Over its layers, as pid 1 would mount it in a box of our own; `stage`/upper stays what is below the overlay. */
+static bool mount_over_layers(const char *point, struct fault *f) {
+    char from[4300], to[4200];
+    snprintf(from, sizeof from, "%s/upper", point);
+    snprintf(to, sizeof to, "%s/upper", box.stage);
+    if (mount(from, to, NULL, MS_BIND, NULL)) return fault_set(f, errno, "bind the upper folder");
+    if (!layers_mount(f)) return false;
+    cleanup_fd int d = open(point, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return d < 0 ? fault_set(f, errno, "open disk") : make_dirs(d, true, f);
+}
+
+static bool mount_for_engine(struct fault *f) {
+    char point[4200];
+    disk_point(point, sizeof point);
+    if (!disk_mount(f)) return false;
+    if (json_get(box.spec, "layers") && !mount_over_layers(point, f)) return false;
+    return volumes_make_points(point, f);
+}
+
 /* `capsule-agent disk JSON`: for a box that an engine makes, where the whole host sees it. Whoever asked unmounts it there
  * once the container has it; then it goes with the container. */
 int disk_main(char *text) {
@@ -152,7 +177,7 @@ int disk_main(char *text) {
     box.gid = (gid_t)json_int(box.spec, "gid", 1000, 0, UINT32_MAX);
     box.user_mode = USER_UID;
     if (!box.stage || !box.disk_kind || strcmp(box.disk_kind, "loop")) fault_set(&f, EINVAL, "disk: stage or disk.kind");
-    else if (disk_mount(&f)) return 0;
+    else if (mount_for_engine(&f)) return 0;
     fprintf(stderr, "%s: %s\n", f.stage, strerror(f.err));
     disk_let_go();
     return 1;

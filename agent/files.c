@@ -483,6 +483,7 @@ void file_main(int request_fd, int conn_fd) {
     for (int i = 0; i < box.ncgroups; i++) drop_fd(&box.cgroup_fds[i]);
     if (chdir("/")) _exit(1);
     if (!strcmp(op, "stat")) reply_stat(path_of(r, "path", path), json_str(r, "path"), json_bool(r, "follow", false));
+    if (!strcmp(op, "fill")) fill_files(conn);
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!strcmp(op, ops[i].name)) ops[i].run(r);
     refuse_as("unsupported", "op", "unknown operation");

@@ -111,7 +111,8 @@ void freeze_request(struct conn *c) {
 
 /* Of a paused box, which stays so, or of one that is stopped for it. */
 void save_request(struct conn *c, const struct json *request) {
-    if (!box.namespaces || keeper.disk_fd < 0) return conn_error(c, "unsupported", 0, "save", "a box without a disk of its own cannot be saved");
+    if ((!box.namespaces && !box.container) || keeper.disk_fd < 0)
+        return conn_error(c, "unsupported", 0, "save", "a box without a disk of its own cannot be saved");
     c->role = ROLE_SAVE;
     c->ticket = json_bool(request, "full", false);
     c->since = json_num(request, "since", 0);
@@ -124,7 +125,7 @@ void save_request(struct conn *c, const struct json *request) {
 /* A kill that is under way is waited for: what is frozen does not die. */
 static bool killing(void) {
     for (struct exec *e = keeper.execs; e; e = e->next)
-        if (e->killing) return true;
+        if (e->killing || (box.container && e->state == E_STARTING)) return true; /* root's until it is a program: no stop of ours reaches it */
     return false;
 }
 

@@ -61,6 +61,14 @@ bool init_knows(pid_t pid) {
     return forker_is(pid);
 }
 
+/* While the box is stopped they are the ones that were at work before: nobody is born then but who saves it. */
+bool init_has_worker(pid_t pid) { return pid > 0 && find_worker(pid); }
+
+void init_stop_workers(void) {
+    for (pid_t *w = workers; w < workers + WORKERS; w++)
+        if (*w > 0) kill(*w, SIGSTOP);
+}
+
 /* Inode numbers are given again once a namespace is dead; then the older exec has nobody left to find. */
 static uint64_t tag_of_task(const struct task *t) {
     uint64_t tag = births[t - tasks].tag;

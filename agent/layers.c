@@ -88,15 +88,15 @@ static int descend(int dir, const char *name) {
     int flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, fd = openat(dir, name, flags);
     if (fd >= 0 || errno != ENOENT) return fd;
     if (mkdirat(dir, name, 0755)) return -1;
-    if (box.user_mode == USER_RANGE && fchownat(dir, name, box.uid, box.gid, AT_SYMLINK_NOFOLLOW)) return -1;
+    if (box.user_mode != USER_SINGLE && box.user_mode != USER_NONE && fchownat(dir, name, box.uid, box.gid, AT_SYMLINK_NOFOLLOW)) return -1;
     return openat(dir, name, flags);
 }
 
-static bool mount_volume(const char *root, const struct json *v, struct fault *f) {
-    const char *from = json_str(v, "from"), *to = json_str(v, "to");
+static int make_point(const char *root, const struct json *v, struct fault *f) {
+    const char *to = json_str(v, "to");
     cleanup_free char *path = to ? strdup(to) : NULL;
     char *rest = path;
-    if (!from || !path) return fault_set(f, EINVAL, "launch: volumes");
+    if (!path) return fault_set(f, EINVAL, "launch: volumes"), -1;
     cleanup_fd int dir = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
     for (char *part; dir >= 0 && (part = strtok_r(rest, "/", &rest));) {
         int next = descend(dir, part);
@@ -105,7 +105,36 @@ static bool mount_volume(const char *root, const struct json *v, struct fault *f
         dir = next;
         errno = err;
     }
-    if (dir < 0) return fault_set(f, errno, "mount point of a volume");
+    if (dir < 0) fault_set(f, errno, "mount point of a volume");
+    return steal_fd(&dir);
+}
+
+bool volumes_make_points(const char *root, struct fault *f) {
+    for (const struct json *v = volumes(); v; v = v->next) {
+        cleanup_fd int point = make_point(root, v, f);
+        if (point < 0) return false;
+    }
+    return true;
+}
+
+/* An engine makes what is missing on the way to a volume as root's, in a disk in memory that is still empty. */
+void volumes_open_parents(void) {
+    for (const struct json *v = volumes(); v; v = v->next) {
+        const char *to = json_str(v, "to");
+        cleanup_free char *path = NULL;
+        if (!to || asprintf(&path, "/%s", to) < 0) continue;
+        for (char *p = strchr(path + 1, '/'); p && (p = strchr(p + 1, '/')); *p = '/') {
+            *p = 0;
+            (void)!chmod(path, 0777); /* one that is the user's already is not ours to change */
+        }
+    }
+}
+
+static bool mount_volume(const char *root, const struct json *v, struct fault *f) {
+    const char *from = json_str(v, "from");
+    if (!from) return fault_set(f, EINVAL, "launch: volumes");
+    cleanup_fd int dir = make_point(root, v, f);
+    if (dir < 0) return false;
     cleanup_fd int tree = (int)syscall(SYS_open_tree, AT_FDCWD, from, TREE_CLONE | O_CLOEXEC);
     struct attr a = {.set = SET_NOSUID | SET_NODEV | (json_bool(v, "ro", false) ? SET_RDONLY : 0)};
     if (tree < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &a, sizeof a)) return fault_set(f, errno, "open a volume");

@@ -13,9 +13,10 @@
 #include <time.h>
 
 #define CHUNK (256u << 10)
+#define BLOCK 4096u
 #define DEEPEST 200
 
-struct first { ino_t ino; char *path; }; /* of a file with several names */
+struct first { dev_t dev; ino_t ino; char *path; }; /* of a file with several names; an overlay shows files of several devices */
 
 static int conn;
 static dev_t device; /* of the folder that is walked: a volume is another, and no part of it */
@@ -27,9 +28,16 @@ static double since; /* what has not changed since then is told, but not its con
 static struct buf path;
 static struct first *firsts;
 static size_t nfirsts, room;
+static struct { int fd; mode_t mode; } lent[DEEPEST + 1]; /* folders that their owner had closed to itself, while we are in them */
+static int nlent;
+
+static void __attribute__((noreturn)) leave(void) {
+    while (nlent) nlent--, fchmod(lent[nlent].fd, lent[nlent].mode);
+    _exit(0);
+}
 
 static void flush_out(void) {
-    if (filled && !frame_write(conn, F_DATA, S_FILE, sent, out, filled)) _exit(0); /* the client left */
+    if (filled && !frame_write(conn, F_DATA, S_FILE, sent, out, filled)) leave(); /* the client left */
     sent += filled;
     filled = 0;
 }
@@ -47,7 +55,25 @@ static void give_up(int err, const char *code, const char *message) {
     struct fault f = {.err = err, .code = code};
     snprintf(f.stage, sizeof f.stage, "save");
     frame_error(conn, &f, message);
-    _exit(0);
+    leave();
+}
+
+/* A container's root may not read what its owner may not: there we are the owner, and lend ourselves the right. */
+static int open_own(int dir, const char *name, const struct stat *st, int flags) {
+    mode_t wanted = S_ISDIR(st->st_mode) ? 0500 : 0400, mode = st->st_mode & 07777;
+    bool closed = box.container && (mode & wanted) != wanted;
+    if (closed && fchmodat(dir, name, mode | wanted, 0)) return -1; /* no link: it was looked at, and nobody moves */
+    int fd = openat(dir, name, flags | O_NOFOLLOW | O_CLOEXEC);
+    if (!closed) return fd;
+    if (fd < 0 || !S_ISDIR(st->st_mode)) {
+        int err = errno;
+        fchmodat(dir, name, mode, 0);
+        errno = err;
+        return fd;
+    }
+    lent[nlent].fd = fd;
+    lent[nlent++].mode = mode;
+    return fd;
 }
 
 static void put_number(uint64_t v, int n) {
@@ -69,14 +95,14 @@ static void put_entry(char kind, const struct stat *st, const char *target, size
     files++;
 }
 
-static size_t place_of(ino_t ino) {
+static size_t place_of(dev_t dev, ino_t ino) {
     size_t at = (size_t)(ino * 0x9e3779b97f4a7c15u) & (room - 1);
-    while (firsts[at].path && firsts[at].ino != ino) at = (at + 1) & (room - 1);
+    while (firsts[at].path && (firsts[at].ino != ino || firsts[at].dev != dev)) at = (at + 1) & (room - 1);
     return at;
 }
 
 /* The name under which it was told before; NULL: this is the first. */
-static const char *known_as(ino_t ino) {
+static const char *known_as(dev_t dev, ino_t ino) {
     if (nfirsts * 2 >= room) {
         struct first *old = firsts;
         size_t n = room;
@@ -84,31 +110,49 @@ static const char *known_as(ino_t ino) {
         firsts = calloc(room, sizeof *firsts);
         if (!firsts) give_up(ENOMEM, NULL, NULL);
         for (size_t i = 0; i < n; i++)
-            if (old[i].path) firsts[place_of(old[i].ino)] = old[i];
+            if (old[i].path) firsts[place_of(old[i].dev, old[i].ino)] = old[i];
         free(old);
     }
-    struct first *f = &firsts[place_of(ino)];
+    struct first *f = &firsts[place_of(dev, ino)];
     if (f->path) return f->path;
-    *f = (struct first){ino, strndup(path.p, path.n)};
+    *f = (struct first){dev, ino, strndup(path.p, path.n)};
     if (!f->path) give_up(ENOMEM, NULL, NULL);
     nfirsts++;
     return NULL;
 }
 
+static void put_extent(off_t at, const char *p, size_t n) {
+    put_number((uint64_t)at, 8);
+    put_number((uint64_t)n, 4);
+    put(p, n);
+    bytes += n;
+}
+
+static bool is_zero(const char *p, size_t n) { return !*p && !memcmp(p, p + 1, n - 1); }
+
+/* Without its blocks of zeros: gVisor has holes, but does not tell where. */
+static void put_dense(off_t at, size_t n) {
+    for (size_t from = 0, to; from < n; from = to) {
+        bool zero = is_zero(data + from, n - from < BLOCK ? n - from : BLOCK);
+        for (to = from; to < n && is_zero(data + to, n - to < BLOCK ? n - to : BLOCK) == zero;) to += n - to < BLOCK ? n - to : BLOCK;
+        if (!zero) put_extent(at + (off_t)from, data + from, to - from);
+    }
+}
+
 static void put_content(int fd, off_t size) {
+    bool hidden = box.filter_ahead; /* it is gVisor */
     for (off_t at = 0; at < size;) {
         off_t start = lseek(fd, at, SEEK_DATA);
-        if (start < 0 || start >= size) break; /* ENXIO: nothing but a hole */
+        if ((start < 0 && errno == ENXIO) || start >= size) break; /* nothing but a hole */
+        if (start < 0) start = at, hidden = true;
         off_t end = lseek(fd, start, SEEK_HOLE);
         if (end < 0 || end > size) end = size;
         for (at = start; at < end;) {
             size_t want = end - at < (off_t)CHUNK ? (size_t)(end - at) : CHUNK;
             ssize_t n = RETRY(pread(fd, data, want, at));
             if (n <= 0) give_up(n ? errno : EIO, NULL, NULL);
-            put_number((uint64_t)at, 8);
-            put_number((uint64_t)n, 4);
-            put(data, (size_t)n);
-            bytes += (uint64_t)n;
+            if (hidden) put_dense(at, (size_t)n);
+            else put_extent(at, data, (size_t)n);
             at += n;
         }
     }
@@ -121,10 +165,10 @@ static bool is_changed(const struct stat *st) {
 }
 
 static void put_file(int dir, const char *name, const struct stat *st) {
-    const char *first = st->st_nlink > 1 ? known_as(st->st_ino) : NULL;
+    const char *first = st->st_nlink > 1 ? known_as(st->st_dev, st->st_ino) : NULL;
     if (first) return put_entry('h', st, first, strlen(first));
     if (!is_changed(st)) return put_entry('u', st, "", 0);
-    cleanup_fd int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    cleanup_fd int fd = open_own(dir, name, st, O_RDONLY | O_NONBLOCK);
     if (fd < 0) give_up(errno, NULL, NULL);
     put_entry('f', st, "", 0);
     put_content(fd, st->st_size);
@@ -139,11 +183,18 @@ static bool is_opaque(int fd) {
 
 static void enter_folder(int dir, const char *name, const struct stat *st, int depth) {
     if (depth == DEEPEST) give_up(0, "too_large", "a folder is more than 200 levels deep");
-    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (st->st_dev != device) return put_entry('d', st, "", 0); /* a volume */
+    int before = nlent, fd = open_own(dir, name, st, O_RDONLY | O_DIRECTORY);
     if (fd < 0) give_up(errno, NULL, NULL);
     put_entry(is_opaque(fd) ? 'D' : 'd', st, "", 0);
-    if (st->st_dev == device) put_folder(fd, depth + 1);
-    else close(fd);
+    int walked = nlent > before ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : fd;
+    if (walked < 0) give_up(errno, NULL, NULL);
+    put_folder(walked, depth + 1);
+    if (nlent > before) {
+        nlent--;
+        fchmod(fd, lent[nlent].mode);
+        close(fd);
+    }
 }
 
 static void put_one(int dir, const char *name, int depth) {
@@ -182,7 +233,7 @@ static void put_root(int disk, const struct json *m, bool full) {
     const char *from = json_str(m, "from"), *to = json_str(m, "to");
     if (!from || !to) return;
     if (full) snprintf(at, sizeof at, "/%s", to);
-    else snprintf(at, sizeof at, "%s%s", upper ? "upper/" : "", from);
+    else snprintf(at, sizeof at, "%s%s", upper && !box.container ? "upper/" : "", from);
     int dir = full ? AT_FDCWD : disk;
     if (fstatat(dir, at, &st, AT_SYMLINK_NOFOLLOW)) {
         if (errno == ENOENT) return; /* nothing of it has changed */
@@ -193,6 +244,16 @@ static void put_root(int disk, const struct json *m, bool full) {
     changed += is_changed(&st);
     device = st.st_dev;
     if (S_ISDIR(st.st_mode)) enter_folder(dir, at, &st, 0);
+}
+
+/* In a container we are its user, whose files they are; the engine has put an overlay's upper folder where only root may go. */
+static void become_owner(int *disk, bool *full) {
+    char at[PATH_MAX];
+    struct fault f = {0};
+    snprintf(at, sizeof at, "%s/upper", box.dir);
+    if (upper && (*disk = open(at, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0) give_up(errno, NULL, NULL);
+    *full = !upper;
+    if (!confine(&f, true)) give_up(f.err, NULL, NULL);
 }
 
 void save_main(int disk, int conn_fd, bool full, double unchanged_since) {
@@ -206,7 +267,8 @@ void save_main(int disk, int conn_fd, bool full, double unchanged_since) {
     setsockopt(conn, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     signal(SIGPIPE, SIG_IGN);
     upper = !full && json_get(box.spec, "layers");
-    if (!drop_capabilities(1 << CAP_DAC_READ_SEARCH)) give_up(errno, NULL, NULL); /* a file that nobody may read is saved, too */
+    if (box.container) become_owner(&disk, &full);
+    else if (!drop_capabilities(1 << CAP_DAC_READ_SEARCH)) give_up(errno, NULL, NULL); /* a file that nobody may read is saved, too */
     const struct json *mounts = json_get(box.spec, "mounts");
     for (const struct json *m = mounts ? mounts->child : NULL; m; m = m->next) {
         const char *type = json_str(m, "type");
@@ -216,5 +278,5 @@ void save_main(int disk, int conn_fd, bool full, double unchanged_since) {
     buf_printf(&b, "{\"files\":%llu,\"bytes\":%llu,\"left_out\":%llu,\"changed\":%llu,\"at\":%lld.%09ld}", (unsigned long long)files,
                (unsigned long long)bytes, (unsigned long long)left_out, (unsigned long long)changed, (long long)at.tv_sec, at.tv_nsec);
     frame_json(conn, F_REPLY, &b);
-    _exit(0);
+    leave();
 }

@@ -270,10 +270,35 @@ static bool awaits_child(pid_t pid, const struct seen *p) {
     return stopped;
 }
 
+/* In a container we are not pid 1, and not alone as root: whatever else runs is the sandbox's user. */
+static bool is_user(pid_t pid) {
+    char path[40], text[1024], uid[32];
+    snprintf(path, sizeof path, "%d/status", (int)pid);
+    snprintf(uid, sizeof uid, "\nUid:\t%u\t", (unsigned)box.uid);
+    cleanup_fd int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
+    text[n > 0 ? n : 0] = 0;
+    return strstr(text, uid);
+}
+
 static void see_moving(pid_t pid, void *arg) {
     struct seen p;
+    if (box.container && !is_user(pid) && !init_has_worker(pid)) return;
     if (pid == 1 || !read_stat(pid, &p) || p.state == 'T' || p.state == 't' || is_dead(&p)) return;
     if (!awaits_child(pid, &p)) *(bool *)arg = true;
+}
+
+/* One step for the kernel, too: the signal goes to whomever its sender may signal, and that is the user's processes alone. */
+static void stop_user(void) {
+    int status;
+    pid_t pid = fork();
+    if (!pid) {
+        bool other = setresgid(box.gid, box.gid, box.gid) || setresuid(box.uid, box.uid, box.uid);
+        if (!other) kill(-1, SIGSTOP);
+        _exit(other);
+    }
+    if (pid > 0) while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+    init_stop_workers();
 }
 
 /* As above: nobody in here is born past a signal that waits, and nobody who could send SIGCONT moves. */
@@ -282,7 +307,8 @@ bool sweep_stop(void) {
     if (!paused) each_process(note_stopped, &stopped_before);
     looks = paused ? looks + 1 : 0;
     paused = true;
-    kill(-1, SIGSTOP);
+    if (box.container) stop_user();
+    else kill(-1, SIGSTOP);
     each_process(see_moving, &moving);
     return !moving;
 }

@@ -133,7 +133,8 @@ async def test_a_start_that_fails_thirty_times_leaves_nothing(
     wrong = replace(spec, template=replace(spec.template, seccomp="wrong"))
     async with opened(DockerProvider(replace(settings, patience=1.0))) as provider:
         assert isinstance(provider, DockerProvider)
-        provider._filters["wrong"] = (b"not eight", provider._filters["default"][1])
+        filters = provider._ready().filters
+        filters._known["wrong"] = (b"not eight", filters._known["default"][1])
         for n in range(30):
             error = await refused(launched(provider, wrong, f"s{n}"), within=15)
             assert isinstance(error, UnavailableError)

@@ -14,6 +14,8 @@ import pytest
 
 from capsule_sdk import CapsuleClient, CapsuleError
 from tests.support import wait_for
+from tests.support.engine import EngineApi
+from tests.support.images import Images
 from tests.support.servers import real_server
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -33,8 +35,24 @@ def snapshot(url: str, id: str) -> None:
 
 
 def test_a_kill_in_the_middle_of_a_snapshot_leaves_nothing_and_nobody_frozen(home: Path) -> None:
-    where = {"DATA_DIR": str(home / "d"), "RUN_DIR": str(home / "r")}
-    layers = home / "d" / "layers"
+    kill_in_the_middle(home, home / "d" / "layers")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["socket", "engine"])
+def test_a_kill_in_the_middle_of_a_containers_snapshot(
+    home: Path, engine: EngineApi, images: Images, transport: str
+) -> None:
+    settings = {"PROVIDER": "docker", "DOCKER_HOST": engine.url, "DOCKER_PULL": "never"}
+    settings |= {"DOCKER_IMAGE": images.python, "DOCKER_TRANSPORT": transport}
+    kill_in_the_middle(home, home / "d" / "docker-layers", **settings)
+    ours = (home / "d" / "docker-id").read_text().strip()
+    left = [each["Labels"]["capsule.owner"] for each in engine.containers("capsule.owner")]
+    assert not [owner for owner in left if owner.startswith(ours)]
+
+
+def kill_in_the_middle(home: Path, layers: Path, **settings: str) -> None:
+    where = {"DATA_DIR": str(home / "d"), "RUN_DIR": str(home / "r"), **settings}
     with real_server(**where, DRAIN="keep") as server:
         with CapsuleClient(server.url) as client:
             capsule = client.create("bash")

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from capsule.catalog import load_catalog
 from capsule.config import Config
 from capsule.errors import (
     CapsuleError,
@@ -32,17 +31,14 @@ from capsule.errors import (
     UnavailableError,
 )
 from capsule.link.exec_stream import Output
-from capsule.model import MIB, Isolation, Reason, State
-from capsule.providers.registry import make_provider
+from capsule.model import MIB, Reason, State
 from capsule.service import CreateRequest, ExecCall, RunCall, Service
 from capsule.service.code import MAX_INLINE
 from capsule.service.room import holding
-from tests.support import component_missing, eventually
+from tests.support import backends, component_missing, eventually
+from tests.support.backends import LEVEL
 
 pytestmark = pytest.mark.real
-
-CATALOG = load_catalog(None)
-LEVEL = Isolation.NAMESPACES  # where paths are as they seem, and disks have a size
 
 
 @pytest.fixture
@@ -56,9 +52,16 @@ def folder(agent_binary: Path) -> Iterator[Path]:
 
 @asynccontextmanager
 async def serving(folder: Path, *, drain: str = "delete") -> AsyncIterator[Service]:
-    config = Config(data_dir=folder / "d", run_dir=folder / "r", drain=drain, isolation=LEVEL)
-    provider = await asyncio.to_thread(make_provider, "local", config, CATALOG)
-    service = Service(config, {"local": provider}, CATALOG)
+    backend = backends.of(folder)
+    config = Config(
+        data_dir=folder / "d",
+        run_dir=folder / "r",
+        drain=drain,
+        isolation=backend.level,
+        provider=backend.name,
+    )
+    provider = await asyncio.to_thread(backend.make, config)
+    service = Service(config, {backend.name: provider}, backend.catalog)
     try:
         await service.open()
     except UnavailableError as error:
@@ -70,7 +73,7 @@ async def serving(folder: Path, *, drain: str = "delete") -> AsyncIterator[Servi
 
 
 def boxes(folder: Path) -> list[str]:
-    return os.listdir(folder / "r" / "boxes")
+    return backends.of(folder).boxes(folder)
 
 
 def keeper(folder: Path, id: str) -> int:

@@ -19,7 +19,7 @@ from capsule.errors import (
 )
 from capsule.model import MIB
 from capsule.service import CreateRequest, ExecCall, Service, VolumeWish
-from tests.support import eventually
+from tests.support import backends, eventually
 from tests.unit.test_service_real import folder, serving
 from tests.unit.test_snapshots_real import sh
 
@@ -56,7 +56,7 @@ async def test_it_is_shared_and_outlives_sandboxes_and_the_server(folder: Path) 
         assert await sh(service, third, "cat data/d/f") == "x\ny\n"
         await service.delete(third)
         await service.volumes.delete("one")
-        assert await asyncio.to_thread(os.listdir, folder / "d" / "volumes") == []
+        assert await asyncio.to_thread(backends.of(folder).volumes, folder) == []
         with pytest.raises(NotFoundError):
             await make(service, wish)
 

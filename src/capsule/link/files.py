@@ -93,32 +93,33 @@ async def write(
         wire += pack(FrameType.EOF, stream=Channel.FILE, offset=len(data))
     async with await _begin(connect, wire, path, timeout, "write") as talk:
         if not small:
-            return await _Upload(talk, path, idle).run(data)
+            return file_stat(await Upload(talk, f"write {path}", idle).run(data))
         frame = await talk.next_within(idle, f"write {path}")
         return file_stat(expect(frame, FrameType.REPLY))
 
 
-class _Upload:
-    """The content of a file on its way in.
+class Upload:
+    """A stream on its way in, such as the content of a file.
 
     A refusal (no space, no permission) comes while we still send. A task of this object's waits
     for it, so that not one piece more than needed is sent; `run` ends the task.
     """
 
-    def __init__(self, talk: Conversation, path: str, idle: float) -> None:
+    def __init__(self, talk: Conversation, what: str, idle: float) -> None:
         self._talk = talk
-        self._what = f"write {path}"
+        self._what = what
         self._idle = idle
         self._offset = 0
 
-    async def run(self, data: bytes | AsyncIterable[bytes]) -> FileStat:
+    async def run(self, data: bytes | AsyncIterable[bytes]) -> dict[str, Any]:
+        """The agent's answer, which comes when it has all of it."""
         self._answer = asyncio.create_task(self._talk.next())
         try:
             await self._send(data)
             done, _ = await asyncio.wait({self._answer}, timeout=self._idle)
             if not done:
                 raise silence(self._what, self._idle)
-            return file_stat(expect(self._answer.result(), FrameType.REPLY))
+            return expect(self._answer.result(), FrameType.REPLY)
         finally:
             self._answer.cancel()
             await asyncio.wait({self._answer})

@@ -247,6 +247,13 @@ class AgentLink:
             self._connect, about, full=full, since=since, timeout=self._timeout, idle=self._idle
         )
 
+    async def fill(self, pieces: AsyncIterable[bytes]) -> None:
+        """Give a box the files that another's `save` has told, before its first program runs.
+
+        Raises NoSpaceError, UnavailableError.
+        """
+        await save.fill(self._connect, pieces, timeout=self._timeout, idle=self._idle)
+
     async def freeze(self) -> None:
         """Returns when no program moves. Raises NotSupportedError, ConflictError (busy)."""
         await self._call({"op": "freeze"})

@@ -1,11 +1,12 @@
-"""All that a box has written, as a stream (spec/agent-protocol.md: save)."""
+"""All that a box has written, as a stream (spec/agent-protocol.md: save, fill)."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any
 
 from capsule.link.conversation import Connect, Conversation, request_bytes
+from capsule.link.files import Upload
 from capsule.link.protocol import Channel, FrameType, ProtocolError, load
 
 
@@ -39,3 +40,11 @@ async def save(
                 raise ProtocolError(f"agent sent {frame.offset}, expected {received}")
             received += len(frame.payload)
             yield frame.payload
+
+
+async def fill(
+    connect: Connect, pieces: AsyncIterable[bytes], *, timeout: float, idle: float
+) -> None:
+    wire = request_bytes({"op": "fill"})
+    async with await Conversation.begin_within(timeout, connect, wire, what="fill") as talk:
+        await Upload(talk, "fill", idle).run(pieces)

@@ -170,6 +170,7 @@ class Saved:
     copied: int = 0  # of these bytes, what was not kept before
     changed: bool = True  # since what it was told to compare with
     at: float = 0.0  # when, by the box's clock of files
+    whole: bool = False  # it has all of the box's files: the layers that the box began from, too
 
 
 @dataclass(frozen=True, slots=True)

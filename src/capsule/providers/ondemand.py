@@ -8,13 +8,24 @@ left behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
-from capsule.errors import UnavailableError
+from capsule.errors import NotSupportedError, UnavailableError
 from capsule.host_errors import host_errors
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec
-from capsule.providers.contract import Box, Capabilities, Provider
+from capsule.providers.contract import (
+    Box,
+    Capabilities,
+    FileChange,
+    Layered,
+    Mark,
+    Portable,
+    Provider,
+    Saved,
+    Volumed,
+)
 
 
 class OnDemand(Provider):
@@ -47,21 +58,104 @@ class OnDemand(Provider):
 
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
         inner = await self._opened()
-        with host_errors(f"provider {self.name} cannot be marked as used"):
-            await asyncio.to_thread(self._note)
+        await self._mark_used()
         return await inner.launch(sandbox_id, spec)
 
     async def adopt(self, handle: Handle) -> Box | None:
         return await (await self._opened()).adopt(handle)
 
     async def owned(self) -> AsyncIterator[Handle]:
-        if self._inner is None and not await asyncio.to_thread(self._mark.exists):
-            return  # it never made a box
+        if not await self._was_used():
+            return
         async for handle in (await self._opened()).owned():
             yield handle
 
     async def discard(self, handle: Handle) -> None:
         await (await self._opened()).discard(handle)
+
+    @property
+    def max_layers(self) -> int:
+        return self._inner.max_layers if isinstance(self._inner, Layered) else 1
+
+    async def save(
+        self, box: Box, layer: str, *, full: bool, most_bytes: int, since: Mark | None = None
+    ) -> Saved:
+        keeper = await self._layered()
+        return await keeper.save(box, layer, full=full, most_bytes=most_bytes, since=since)
+
+    async def diff(
+        self, old: Sequence[str], new: Sequence[str], *, most: int
+    ) -> Sequence[FileChange]:
+        return await (await self._layered()).diff(old, new, most=most)
+
+    async def read_layers(
+        self, layers: Sequence[str], *, most_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        inner = await self._portable()
+        async with aclosing(inner.read_layers(layers, most_bytes=most_bytes)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def write_layer(
+        self, layer: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
+    ) -> Saved:
+        inner = await self._portable()
+        await self._mark_used()
+        return await inner.write_layer(layer, pieces, most_bytes=most_bytes)
+
+    async def kept(self) -> Sequence[str]:
+        inner = await self._opened() if await self._was_used() else None
+        return await inner.kept() if isinstance(inner, Layered) else ()
+
+    async def drop(self, layer: str) -> None:
+        await (await self._layered()).drop(layer)
+
+    async def make_volume(self, id: str, *, size: int | None = None) -> None:
+        maker = await self._volumed()
+        await self._mark_used()
+        await maker.make_volume(id, size=size)
+
+    async def volume_used(self, id: str) -> int | None:
+        return await (await self._volumed()).volume_used(id)
+
+    async def volumes(self) -> Sequence[str]:
+        inner = await self._opened() if await self._was_used() else None
+        return await inner.volumes() if isinstance(inner, Volumed) else ()
+
+    async def drop_volume(self, id: str) -> None:
+        await (await self._volumed()).drop_volume(id)
+
+    async def _layered(self) -> Layered:
+        inner: object = await self._opened()
+        if not isinstance(inner, Layered):
+            raise self._cannot("keep the files of a sandbox")
+        return inner
+
+    async def _portable(self) -> Portable:
+        inner: object = await self._opened()
+        if not isinstance(inner, Portable):
+            raise self._cannot("give out the files of a snapshot")
+        return inner
+
+    async def _volumed(self) -> Volumed:
+        inner: object = await self._opened()
+        if not isinstance(inner, Volumed):
+            raise self._cannot("have volumes")
+        return inner
+
+    def _cannot(self, what: str) -> NotSupportedError:
+        return NotSupportedError(
+            f"provider {self.name} cannot {what}",
+            hint="GET /v1/capabilities lists the features of each provider",
+        )
+
+    async def _was_used(self) -> bool:
+        """It has made something, if only for an earlier server."""
+        return self._inner is not None or await asyncio.to_thread(self._mark.exists)
+
+    async def _mark_used(self) -> None:
+        with host_errors(f"provider {self.name} cannot be marked as used"):
+            await asyncio.to_thread(self._note)
 
     async def _opened(self) -> Provider:
         if self._inner is None:

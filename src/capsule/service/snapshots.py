@@ -181,7 +181,7 @@ class Snapshots:
             except CapsuleError as error:
                 raise _explained(entry, error) from error
         top = Layer(name, saved.size, saved.files)
-        return ((top,) if full else (top, *entry.layers)), saved
+        return ((top,) if full or saved.whole else (top, *entry.layers)), saved
 
     async def _ask(
         self, box: Box, provider: Layered, name: str, full: bool, since: Mark | None

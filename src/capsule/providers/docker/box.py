@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from capsule.errors import CapsuleError, ForbiddenError, NotFoundError, Unavaila
 from capsule.link.link import AgentLink
 from capsule.link.unix import NobodyListensError
 from capsule.model import MIB, Handle, Isolation, Limits, Template, Unenforced, Usage
+from capsule.providers.cleanup import to_the_end
 from capsule.providers.contract import Box, ByteStream
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.transport import Folders
@@ -94,6 +95,24 @@ class DockerBox(Box):
             if not state.get("Running") or bool(state.get("Paused")) is not paused:
                 raise
 
+    @property
+    def over_layers(self) -> bool:
+        """Whether its disk lies over layers; else it has copies of them."""
+        return bool(self.handle.data.get("over_layers"))
+
+    @contextlib.asynccontextmanager
+    async def awake(self) -> AsyncIterator[None]:
+        """A paused container's agent stands still, too: it answers meanwhile. So do its programs,
+        for the moment until the agent stops them."""
+        if not (await self.state()).get("Paused"):
+            yield
+            return
+        try:
+            await self.resume()
+            yield
+        finally:
+            await to_the_end(self.pause())
+
     async def ping(self, within: float) -> dict[str, Any]:
         return await AgentLink(self.connect, timeout=within).ping()
 
@@ -106,6 +125,13 @@ class GvisorBox(DockerBox):
     """Inside, gVisor knows neither its own memory nor the time that the host's CPUs took."""
 
     idle_memory = 64 * MIB  # its kernel, and what serves it files
+
+    async def _end(self) -> None:
+        """To kill a kernel that stands still takes the Engine ten seconds, and may fail."""
+        with contextlib.suppress(CapsuleError):
+            if (await self.state()).get("Paused"):
+                await self._engine.resume(self._name)
+        await super()._end()
 
     async def measure(self, inside: Usage) -> Usage:
         told = await self._engine.stats(self._name)

@@ -1,32 +1,36 @@
 """Disks of containers on this host: an ext4 image each, as the local provider's.
 
 The agent mounts one where the whole host sees it, the Engine binds its folders into the container,
-and then the host's own mount goes: from there on the disk lives and dies with the container. Where
-that is not possible a container's disks are tmpfs (plan.py), which count as its memory.
+and then the host's own mount goes: from there on the disk lives and dies with the container. One
+that begins from layers is an overlay over them; what is its own is bound as well, where only the
+agent may go. Where there are no images a container's disks are tmpfs (plan.py), which count as its
+memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
 from capsule.host_errors import host_error
-from capsule.model import WORKSPACE, Limits
+from capsule.model import Limits
 from capsule.providers.docker import hardening
+from capsule.providers.docker.plan import TARGETS
 from capsule.providers.docker.probe import Facts
 from capsule.providers.local import disk as local
 
 MOUNT_WITHIN = 20.0
 BY_SOCKET_ONLY = "only boxes that are reached by their sockets have one"
 PROBE = ".probe"  # no box's id
-TARGETS = {"workspace": WORKSPACE, "tmp": "/tmp", "var-tmp": "/var/tmp"}  # by their name on it
+UPPER_INSIDE = "/.capsule/upper"
 
 _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,10 +41,11 @@ class NoDiskError(UnavailableError):
 
 
 class Disks:
-    """`problem` is why there are none; "" when there are."""
+    """`problem` is why there are none; "" when there are. `flat`: why none can lie over layers."""
 
     def __init__(self, agent: Path, data_dir: Path, stages: Path) -> None:
         self.problem = "not tried yet"
+        self.flat = "not tried yet"
         self._agent = agent
         self._data_dir = data_dir
         self._stages = stages
@@ -53,6 +58,7 @@ class Disks:
             try:
                 await asyncio.to_thread(self._prepare)
                 await self.mount(PROBE, Limits())
+                await self._try_layers()
             except CapsuleError as exc:
                 self.problem = exc.message
             finally:
@@ -63,6 +69,16 @@ class Disks:
                 hint="set disk_backing to auto or memory",
             )
 
+    async def _try_layers(self) -> None:
+        layer = self._stages / PROBE / "layer"
+        try:
+            await self.let_go(PROBE)
+            await asyncio.to_thread(layer.mkdir, 0o700)
+            await self.mount(PROBE, Limits(), [layer])
+            self.flat = ""
+        except CapsuleError as exc:
+            self.flat = exc.message
+
     def _prepare(self) -> None:
         self._images = local.Disks(self._data_dir, "loop", local.find_mkfs())
         self._images.prepare()
@@ -71,23 +87,31 @@ class Disks:
     def folder(self, sandbox_id: str) -> Path:
         return self._stages / sandbox_id / "disk"
 
-    def binds(self, sandbox_id: str) -> dict[str, str]:
-        """Where in the container its folders go, by their path on the host."""
-        return {str(self.folder(sandbox_id) / name): to for name, to in TARGETS.items()}
+    def _upper(self, sandbox_id: str) -> Path:
+        return self._stages / sandbox_id / "upper"
 
-    async def mount(self, sandbox_id: str, limits: Limits) -> None:
-        order = {
+    def binds(self, sandbox_id: str, *, over_layers: bool = False) -> dict[str, str]:
+        """Where in the container its folders go, by their path on the host."""
+        folders = {str(self.folder(sandbox_id) / name): to for name, to in TARGETS.items()}
+        return folders | ({str(self._upper(sandbox_id)): UPPER_INSIDE} if over_layers else {})
+
+    async def mount(self, sandbox_id: str, limits: Limits, layers: Sequence[Path] = ()) -> None:
+        order: dict[str, Any] = {
             "stage": str(self._stages / sandbox_id),
             "disk": await self._images.entry(sandbox_id, limits),
             "disk_dirs": [list(each) for each in local.DIRS],
             "uid": hardening.UID,
             "gid": hardening.GID,
         }
-        await asyncio.to_thread(self._mount, self.folder(sandbox_id), json.dumps(order))
+        if layers:
+            order["layers"] = [str(layer.absolute()) for layer in layers]
+        points = [self.folder(sandbox_id), self._upper(sandbox_id)]
+        await asyncio.to_thread(self._mount, points, json.dumps(order))
 
-    def _mount(self, folder: Path, order: str) -> None:
+    def _mount(self, points: Sequence[Path], order: str) -> None:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for point in points:
+                point.mkdir(mode=0o700, parents=True, exist_ok=True)
             done = subprocess.run(
                 [str(self._agent), "disk", order],
                 capture_output=True,
@@ -105,11 +129,13 @@ class Disks:
 
     async def let_go(self, sandbox_id: str) -> None:
         """Once the container has it. Idempotent."""
-        await asyncio.to_thread(_unmount, self.folder(sandbox_id))
+        for point in (self.folder(sandbox_id), self._upper(sandbox_id)):
+            await asyncio.to_thread(_unmount, point)
 
     async def remove(self, sandbox_id: str) -> None:
         """Whatever is left of it on the host. Idempotent."""
-        await asyncio.to_thread(_remove, self.folder(sandbox_id))
+        points = (self.folder(sandbox_id), self._upper(sandbox_id))
+        await asyncio.to_thread(_remove, self._stages / sandbox_id, points)
 
 
 def why_not(setting: str, found: Facts) -> str:
@@ -139,15 +165,19 @@ def _unmount(folder: Path) -> None:
             return
 
 
-def _remove(folder: Path) -> None:
-    _unmount(folder)
-    with contextlib.suppress(FileNotFoundError):
-        if os.path.ismount(folder):
-            raise UnavailableError(f"the sandbox's disk is still mounted: {folder}")
-        try:
-            folder.rmdir()  # never more than a mount point: what is in it would be a sandbox's
-            shutil.rmtree(folder.parent)
-        except FileNotFoundError:
-            raise
-        except OSError as exc:
-            raise host_error("the sandbox's disk cannot be removed", exc) from exc
+def _remove(stage: Path, points: Sequence[Path]) -> None:
+    for point in points:
+        _unmount(point)
+        if os.path.ismount(point):
+            raise UnavailableError(f"the sandbox's disk is still mounted: {point}")
+        _removing(point.rmdir)  # never more than a mount point: what is in it would be a sandbox's
+    _removing(lambda: shutil.rmtree(stage))
+
+
+def _removing(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise host_error("the sandbox's disk cannot be removed", exc) from exc

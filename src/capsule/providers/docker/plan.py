@@ -24,6 +24,9 @@ SENTRY_MEMORY = 64 * MIB
 # An exec takes it 20 ms of CPU: at half a core two of them in a row would wait for the next period.
 SENTRY_PERIOD = 250_000
 
+# What a box may write to, by its name on a disk and in layers.
+TARGETS = {"workspace": WORKSPACE, "tmp": "/tmp", "var-tmp": "/var/tmp"}
+
 LABEL_ID = "capsule.id"
 LABEL_OWNER = "capsule.owner"
 LABEL_CREATED = "capsule.created"
@@ -56,6 +59,7 @@ class Parts:
     volumes: Sequence[str] = ()  # paths that the image wants volumes at
     # Folders of its disk and where they go; None: it has none, and what it writes is in memory.
     disk: Mapping[str, str] | None = None
+    over_layers: bool = False  # that disk lies over layers
 
 
 def container(parts: Parts, found: Facts) -> dict[str, Any]:
@@ -174,6 +178,11 @@ def box(parts: Parts) -> dict[str, Any]:
         # gVisor takes as long to load a filter as to fork: whoever forks has it already.
         "filter_ahead": parts.runtime.gvisor,
         "signal_resize": parts.runtime.gvisor,  # gVisor tells no program of it
+        "mounts": [
+            {"type": "disk", "from": name, "to": path.removeprefix("/")}
+            for name, path in TARGETS.items()
+        ],
+        **({"layers": True} if parts.over_layers else {}),
     }
 
 

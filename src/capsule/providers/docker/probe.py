@@ -182,7 +182,7 @@ def capabilities(
         provider="docker",
         usable=runtime is not None,
         isolation=runtime.isolation if runtime else Isolation.NONE,
-        features=frozenset({"adjust", "pause"}),
+        features=frozenset({"adjust", "pause", "snapshot"}),
         unenforced=tuple(unenforced(found, runtime, disk=not diskless)) if runtime else (),
         findings=(*_findings(found, name, transports), _disk(diskless), *images),
     )

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
-import os
-import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,8 +29,16 @@ from capsule.errors import (
 from capsule.host_errors import host_errors
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
 from capsule.providers.cleanup import finish, to_the_end
-from capsule.providers.contract import Box, Capabilities, Finding, Provider
-from capsule.providers.docker import address, disks, hardening, plan, probe, transport
+from capsule.providers.contract import (
+    Box,
+    Capabilities,
+    FileChange,
+    Finding,
+    Mark,
+    Provider,
+    Saved,
+)
+from capsule.providers.docker import address, disks, layers, plan, probe, transport
 from capsule.providers.docker.agent_volume import AgentVolume
 from capsule.providers.docker.box import (
     DockerBox,
@@ -45,14 +50,16 @@ from capsule.providers.docker.box import (
 )
 from capsule.providers.docker.disks import Disks, NoDiskError
 from capsule.providers.docker.engine import Engine
+from capsule.providers.docker.filters import Filters
 from capsule.providers.docker.forgotten import end_forgotten
+from capsule.providers.docker.identity import owner_of, record_of, safe
+from capsule.providers.docker.layers import ContainerLayers
 from capsule.providers.docker.plan import LABEL_BOX, LABEL_CREATED, LABEL_ID, LABEL_OWNER
 from capsule.providers.docker.probe import Facts, Runtime
 from capsule.providers.docker.relays import Relays
 from capsule.providers.docker.settings import DockerSettings
 from capsule.providers.docker.supply import Found, Supply
 from capsule.providers.docker.transport import Folders
-from capsule.providers.local import seccomp
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.views import visible_cpus
 
@@ -74,6 +81,7 @@ class Host:
     relays: Relays
     volume: AgentVolume
     disks: Disks
+    filters: Filters
     # Runtimes whose sockets do not come out, though they should: learnt by trying.
     silent: set[str] = field(default_factory=set)
 
@@ -89,10 +97,13 @@ class Order:
     way: str
     disk: bool
     cpus: tuple[int, ...]
+    layers: Sequence[Path]
+    over_layers: bool  # its disk lies over them; else it is filled from them
 
 
 class DockerProvider(Provider):
     name: ClassVar[str] = "docker"
+    max_layers = layers.MOST
 
     def __init__(self, settings: DockerSettings) -> None:
         self.settings = settings
@@ -103,9 +114,7 @@ class DockerProvider(Provider):
         self._engine: Engine | None = None
         self._host: Host | None = None
         self._owner = ""  # who we are to the Engine, which may serve others too
-        self._arch: str | None = None  # of the Engine's machine; None: of this one
-        self._filters: dict[str, tuple[bytes, dict[str, Any]]] = {}
-        self._profiles: dict[str, str] = {}  # as files, by name
+        self._layers = ContainerLayers(settings.data_dir)
 
     async def open(self) -> None:
         try:
@@ -115,8 +124,8 @@ class DockerProvider(Provider):
             found.runtime(self.settings.runtime)
             await asyncio.to_thread(probe.check_agent, self.settings.agent, found)
             engine = await self._reach()
-            self._arch = found.arch or None
-            await self._filter("default")
+            filters = Filters(self.settings, found.arch or None)
+            await filters.get("default")
             self._host = Host(
                 engine,
                 found,
@@ -125,6 +134,7 @@ class DockerProvider(Provider):
                 Relays(engine, self._name, transport.RELAY),
                 AgentVolume(engine, self.settings.agent, name=self._name, labels=self._labels),
                 self._disks,
+                filters,
             )
             await self._disks.open(self.settings.disk_backing, found)
         except BaseException:
@@ -162,11 +172,13 @@ class DockerProvider(Provider):
         host = self._ready()
         runtime = self._runtime(host, spec)
         image = await self._image(host, spec)
+        below = await self._layers.paths(spec.layers)
         cpus = host.cores.pick(visible_cpus(spec.limits, host.facts.cpus))
         while True:
             way = self._way(host, runtime)
             disk = way == "socket" and not host.disks.problem
-            order = Order(_safe(sandbox_id), spec, runtime, image, way, disk, cpus)
+            over = disk and bool(below) and not host.disks.flat and not runtime.gvisor
+            order = Order(safe(sandbox_id), spec, runtime, image, way, disk, cpus, below, over)
             try:
                 return await self._launch(host, order)
             except NoSocketError as exc:
@@ -192,7 +204,8 @@ class DockerProvider(Provider):
             if order.way == "socket":
                 await to_the_end(self._folders.make(order.id))
             if order.disk:
-                await to_the_end(host.disks.mount(order.id, order.spec.limits))
+                below = order.layers if order.over_layers else ()
+                await to_the_end(host.disks.mount(order.id, order.spec.limits, below))
             return await self._bring_up(host, order, parts, record)
         except BaseException as exc:
             if not isinstance(exc, ConflictError):  # then it is somebody else's
@@ -212,6 +225,8 @@ class DockerProvider(Provider):
         box = self._box(host, order.id, {**record, "container": container})
         box.adjusted = lambda limits: plan.adjusted(parts, host.facts, limits)
         await await_agent(box, self._folders)
+        if order.layers and not order.over_layers:
+            await self._layers.fill(box, order.layers)
         await self._check_needs(host, order, box)
         return box
 
@@ -244,7 +259,7 @@ class DockerProvider(Provider):
 
     async def adopt(self, handle: Handle) -> Box | None:
         host = self._ready()
-        sandbox_id = SandboxId(_safe(handle.sandbox_id))
+        sandbox_id = SandboxId(safe(handle.sandbox_id))
         record = dict(handle.data)
         if record.get("transport") == "socket":
             # An agent that answers says more than the Engine does, also while that is restarted.
@@ -256,7 +271,7 @@ class DockerProvider(Provider):
         if found is None or not (state.get("Running") or state.get("Paused")):
             log.info("box is gone", sandbox=sandbox_id, reason=state.get("Status", "no container"))
             return None
-        record = _record(found["Id"], found["Config"].get("Labels") or {})
+        record = record_of(found["Id"], found["Config"].get("Labels") or {})
         if state.get("Paused"):
             return self._box(host, sandbox_id, record)
         try:
@@ -289,13 +304,39 @@ class DockerProvider(Provider):
             seen.add(sandbox_id)
             if self._host is not None and sandbox_id == self._host.volume.helper:
                 continue
-            yield Handle(self.name, sandbox_id, _record(found["Id"], labels))
+            yield Handle(self.name, sandbox_id, record_of(found["Id"], labels))
         for name in await asyncio.to_thread(self._folders.names):
             if name not in seen:
                 yield Handle(self.name, SandboxId(name), {})
 
     async def discard(self, handle: Handle) -> None:
-        await self._undo(_safe(handle.sandbox_id))
+        await self._undo(safe(handle.sandbox_id))
+
+    async def save(
+        self, box: Box, layer: str, *, full: bool, most_bytes: int, since: Mark | None = None
+    ) -> Saved:
+        self._ready()
+        assert isinstance(box, DockerBox)
+        return await self._layers.save(box, layer, full=full, most_bytes=most_bytes, since=since)
+
+    async def diff(
+        self, old: Sequence[str], new: Sequence[str], *, most: int
+    ) -> Sequence[FileChange]:
+        return await self._layers.diff(old, new, most=most)
+
+    def read_layers(self, layers: Sequence[str], *, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        return self._layers.give_out(layers, most_bytes=most_bytes)
+
+    async def write_layer(
+        self, layer: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
+    ) -> Saved:
+        return await self._layers.take_in(layer, pieces, most_bytes=most_bytes)
+
+    async def kept(self) -> Sequence[str]:
+        return await self._layers.kept()
+
+    async def drop(self, layer: str) -> None:
+        await self._layers.drop(layer)
 
     async def _undo(self, sandbox_id: str) -> None:
         """As `_remove`, for what was perhaps being made when the Engine was killed."""
@@ -338,7 +379,8 @@ class DockerProvider(Provider):
         )
 
     async def _container(self, host: Host, order: Order) -> tuple[plan.Parts, dict[str, Any]]:
-        filter_, profile = await self._filter(order.spec.template.seccomp)
+        seccomp = order.spec.template.seccomp
+        filter_, profile = await host.filters.get(seccomp)
         gaps = probe.unenforced(host.facts, order.runtime, disk=order.disk)
         record = {
             "isolation": order.runtime.isolation.value,
@@ -347,6 +389,7 @@ class DockerProvider(Provider):
             "image": order.image.name,
             "cpus": list(order.cpus),
             "unenforced": probe.as_json(gaps),
+            "over_layers": order.over_layers,
         }
         parts = plan.Parts(
             id=order.id,
@@ -356,11 +399,12 @@ class DockerProvider(Provider):
             runtime=order.runtime,
             cpus=order.cpus,
             filter=filter_,
-            profile=await self._profile(host, order.spec.template.seccomp, profile),
+            profile=await host.filters.for_engine(host.facts, seccomp, profile),
             mounted=await self._mounted(host, order),
             labels={**self._labels(order.id), LABEL_BOX: json.dumps(record)},
             volumes=order.image.volumes,
-            disk=host.disks.binds(order.id) if order.disk else None,
+            disk=_binds(host.disks, order) if order.disk else None,
+            over_layers=order.over_layers,
         )
         return parts, record
 
@@ -368,39 +412,6 @@ class DockerProvider(Provider):
         if order.way == "engine":
             return transport.by_engine(await host.volume.name(order.image.name))
         return transport.by_socket(self._folders.path(order.id), self._agent)
-
-    async def _filter(self, name: str) -> tuple[bytes, dict[str, Any]]:
-        found = self._filters.get(name)
-        if found is None:
-            found = self._filters[name] = await asyncio.to_thread(self._compile, name)
-        return found
-
-    async def _profile(
-        self, host: Host, name: str, profile: dict[str, Any]
-    ) -> dict[str, Any] | str | None:
-        """Podman takes the name of a file, its own. Where it does not see ours, its own profile
-        holds for the container; programs have ours from the agent in any case."""
-        if host.facts.kind != "Podman":
-            return profile
-        if not host.facts.shares_root:
-            return None
-        if name not in self._profiles:
-            self._profiles[name] = await asyncio.to_thread(self._write_profile, name, profile)
-        return self._profiles[name]
-
-    def _write_profile(self, name: str, profile: dict[str, Any]) -> str:
-        path = self.settings.run_dir / "seccomp" / f"{name}.json"
-        with host_errors("the seccomp profile cannot be written for the Engine"):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Two creates may come here at once, and the Engine must not read half of it.
-            draft = path.with_name(f".{name}.{secrets.token_hex(8)}")
-            draft.write_text(json.dumps(hardening.for_agent(profile)))
-            draft.rename(path)
-        return str(path.absolute())
-
-    def _compile(self, name: str) -> tuple[bytes, dict[str, Any]]:
-        profile = seccomp.load_profile(name, self.settings.profiles_dir)
-        return seccomp.compile_profile(profile, self._arch), profile
 
     def _runtime(self, host: Host, spec: SandboxSpec) -> Runtime:
         template = spec.template
@@ -455,38 +466,10 @@ class DockerProvider(Provider):
         """Makes our folders. Returns who we are: one server, told by both its directories."""
         self._folders.prepare()
         self.settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._layers.prepare()
         transport.copy_agent(self.settings.agent, self._agent)
-        run = hashlib.sha256(os.fsencode(self.settings.run_dir.absolute())).hexdigest()
-        return f"{_data_dir_id(self.settings.data_dir / 'docker-id')}-{run[:8]}"
+        return owner_of(self.settings.data_dir, self.settings.run_dir)
 
 
-def _data_dir_id(file: Path) -> str:
-    """A name for this data directory that no other has, made once."""
-    with contextlib.suppress(FileNotFoundError):
-        text = file.read_text().strip()
-        if text:
-            return text
-    draft = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
-    draft.write_text(secrets.token_hex(4))
-    with contextlib.suppress(FileExistsError):
-        os.link(draft, file)
-    draft.unlink()
-    return file.read_text().strip()
-
-
-def _record(container: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """What a handle carries, from a container's labels; the least of it when they were changed."""
-    try:
-        record = json.loads(labels.get(LABEL_BOX, ""))
-    except ValueError:
-        record = {}
-    if not isinstance(record, dict) or "isolation" not in record:
-        record = {"isolation": Isolation.CONTAINER.value, "transport": "socket"}
-    return {**record, "container": container}
-
-
-def _safe(sandbox_id: str) -> SandboxId:
-    """The service made the id; a path or a URL made from it must stay below us anyway."""
-    if not sandbox_id or not all(c.isalnum() or c in "-_" for c in sandbox_id):
-        raise UnavailableError(f"not the id of a box: {sandbox_id!r}")
-    return SandboxId(sandbox_id)
+def _binds(disks: Disks, order: Order) -> Mapping[str, str]:
+    return disks.binds(order.id, over_layers=order.over_layers)

@@ -21,7 +21,7 @@ _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PLACES = {b"workspace": b"/workspace", b"tmp": b"/tmp", b"var-tmp": b"/var/tmp"}
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     info: os.stat_result
     target: bytes  # of a link
 
@@ -31,7 +31,7 @@ class _Entry(NamedTuple):
         return "dir" if stat.S_ISDIR(mode) else "symlink" if stat.S_ISLNK(mode) else "file"
 
 
-class _Folder:
+class Folder:
     """One folder, as the layers show it together: its part in each, topmost first."""
 
     def __init__(self, parts: Sequence[tuple[int, int]]) -> None:
@@ -43,7 +43,7 @@ class _Folder:
     def names(self) -> set[bytes]:
         return {os.fsencode(name) for _, fd in self._parts for name in os.listdir(fd)}
 
-    def find(self, name: bytes) -> _Entry | None:
+    def find(self, name: bytes) -> Entry | None:
         for _, fd in self._parts:
             try:
                 info = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -52,10 +52,19 @@ class _Folder:
             if stat.S_ISCHR(info.st_mode):
                 return None  # deleted here
             link = stat.S_ISLNK(info.st_mode)
-            return _Entry(info, os.readlink(name, dir_fd=fd) if link else b"")
+            return Entry(info, os.readlink(name, dir_fd=fd) if link else b"")
         return None
 
-    def enter(self, name: bytes) -> _Folder:
+    def open(self, name: bytes, flags: int) -> int:
+        """A file that `find` has found, the caller's."""
+        for _, fd in self._parts:
+            try:
+                return os.open(name, flags, dir_fd=fd)
+            except FileNotFoundError:
+                continue
+        raise FileNotFoundError(name)
+
+    def enter(self, name: bytes) -> Folder:
         found: list[tuple[int, int]] = []
         for number, fd in self._parts:
             try:
@@ -67,15 +76,15 @@ class _Folder:
             found.append((number, inner))
             if is_opaque(inner):
                 break
-        return _Folder(found)
+        return Folder(found)
 
     def close(self) -> None:
         for _, fd in self._parts:
             os.close(fd)
 
 
-def _open(stack: Sequence[Path], numbers: dict[Path, int]) -> _Folder:
-    return _Folder([(numbers[path], os.open(path, _DIR)) for path in stack])
+def open_stack(stack: Sequence[Path], numbers: dict[Path, int]) -> Folder:
+    return Folder([(numbers[path], os.open(path, _DIR)) for path in stack])
 
 
 def compare(old: Sequence[Path], new: Sequence[Path], most: int) -> list[FileChange]:
@@ -84,7 +93,7 @@ def compare(old: Sequence[Path], new: Sequence[Path], most: int) -> list[FileCha
     while shared < min(len(old), len(new)) and old[-1 - shared] == new[-1 - shared]:
         shared += 1
     own = {numbers[path] for path in (*old[: len(old) - shared], *new[: len(new) - shared])}
-    before, after = _open(old, numbers), _open(new, numbers)
+    before, after = open_stack(old, numbers), open_stack(new, numbers)
     try:
         return list(islice(_changes(before, after, own, b""), most))
     finally:
@@ -92,7 +101,7 @@ def compare(old: Sequence[Path], new: Sequence[Path], most: int) -> list[FileCha
         after.close()
 
 
-def _changes(before: _Folder, after: _Folder, own: set[int], place: bytes) -> Iterator[FileChange]:
+def _changes(before: Folder, after: Folder, own: set[int], place: bytes) -> Iterator[FileChange]:
     if not own & (before.layers() | after.layers()):
         return
     for name in sorted(before.names() | after.names()):
@@ -111,7 +120,7 @@ def _changes(before: _Folder, after: _Folder, own: set[int], place: bytes) -> It
                     folder.close()
 
 
-def _change(was: _Entry | None, now: _Entry | None) -> str:
+def _change(was: Entry | None, now: Entry | None) -> str:
     if was is None or now is None:
         return "added" if was is None and now else "removed" if was else ""
     if was.kind != now.kind:
@@ -124,5 +133,5 @@ def _change(was: _Entry | None, now: _Entry | None) -> str:
     return "" if same == _like(now) else "modified"
 
 
-def _like(entry: _Entry) -> tuple[int, int, int, bytes]:
+def _like(entry: Entry) -> tuple[int, int, int, bytes]:
     return (entry.info.st_mode, entry.info.st_size, entry.info.st_mtime_ns, entry.target)

@@ -39,15 +39,19 @@ class _Open:
 
 
 class LayerFolder:
-    """`root` is an open, empty folder, the caller's. `owner`: None keeps whoever writes."""
+    """`root` is an open, empty folder, the caller's. `owner`: None keeps whoever writes. `least`:
+    what every mode has of the owner's rights."""
 
-    def __init__(self, root: int, *, most_bytes: int, owner: int | None, before: int = -1) -> None:
+    def __init__(
+        self, root: int, *, most_bytes: int, owner: int | None, before: int = -1, least: int = 0
+    ) -> None:
         self.bytes = 0  # written
         self.taken = 0  # bytes of files that an earlier layer has as well
         self._before = before  # that layer, open; the caller's
         self.entries = 0
         self._root = root
         self._most = most_bytes
+        self._least = least
         self._owner = owner
         self._open: list[_Open] = []
         self._file = -1
@@ -61,7 +65,7 @@ class LayerFolder:
         except FileExistsError:
             raise _twice(path) from None
         fd = os.open(parts[-1], _DIR, dir_fd=parent)
-        self._open.append(_Open(parts[-1], fd, mode & 0o1777, mtime_ns))
+        self._open.append(_Open(parts[-1], fd, mode & 0o1777 | self._least, mtime_ns))
         if opaque:
             set_opaque(fd)
 
@@ -76,7 +80,7 @@ class LayerFolder:
             raise _twice(path) from None
         os.ftruncate(self._file, size)
         self._left = size
-        self._finish = (mode & 0o777, mtime_ns)
+        self._finish = (mode & 0o777 | self._least & 0o600, mtime_ns)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         self.bytes += len(data)

@@ -23,15 +23,17 @@ from capsule.providers.local.layer_folder import LayerFolder
 from capsule.providers.local.layer_tar import Packer, unpack
 from capsule.providers.local.removal import remove_tree
 
-_HEAD = struct.Struct(">cHqIQHH")
-_EXTENT = struct.Struct(">QI")
+HEAD = struct.Struct(">cHqIQHH")
+EXTENT = struct.Struct(">QI")
 BATCH = 1024 * 1024
 
 
 class Layers:
-    def __init__(self, folder: Path, *, owner: int | None) -> None:
+    def __init__(self, folder: Path, *, owner: int | None, readable: bool = False) -> None:
+        """`readable`: to whoever writes them, whatever their modes in the box."""
         self.folder = folder
         self._owner = owner
+        self._least = 0o700 if readable else 0
 
     def prepare(self) -> None:
         """Drafts of a server that was killed are removed. Blocks."""
@@ -154,7 +156,11 @@ class Fill:
             path = self._layers.path(self._before_id)
             self._before = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.layer = LayerFolder(
-            self._root, most_bytes=self._most, owner=self._owner, before=self._before
+            self._root,
+            most_bytes=self._most,
+            owner=self._owner,
+            before=self._before,
+            least=self._layers._least,
         )
 
     def keep(self) -> Saved:
@@ -213,23 +219,23 @@ class Parser:
         return len(piece)
 
     def _take_extent(self, view: memoryview) -> int:
-        if len(view) < _EXTENT.size:
+        if len(view) < EXTENT.size:
             return 0
-        self._offset, self._left = _EXTENT.unpack_from(view)
+        self._offset, self._left = EXTENT.unpack_from(view)
         if not self._left:
             self._layer.end_file()
             self._in_file = False
-        return _EXTENT.size
+        return EXTENT.size
 
     def _take_entry(self, view: memoryview) -> int:
-        if len(view) < _HEAD.size:
+        if len(view) < HEAD.size:
             return 0
-        kind, mode, seconds, nanos, size, name_size, target_size = _HEAD.unpack_from(view)
-        whole: int = _HEAD.size + name_size + target_size
+        kind, mode, seconds, nanos, size, name_size, target_size = HEAD.unpack_from(view)
+        whole: int = HEAD.size + name_size + target_size
         if len(view) < whole:
             return 0
-        name = bytes(view[_HEAD.size : _HEAD.size + name_size])
-        target = bytes(view[_HEAD.size + name_size : whole])
+        name = bytes(view[HEAD.size : HEAD.size + name_size])
+        target = bytes(view[HEAD.size + name_size : whole])
         time = max(-(2**62), min(seconds * 10**9 + nanos, 2**62))
         match kind:
             case b"d" | b"D":

@@ -1,0 +1,116 @@
+"""Layers of containers: what they have written, kept on the server's own disk, as the local
+provider keeps it (`local/layers.py`).
+
+Their agents tell it, over whichever way they are reached by; the Engine is not asked, and nothing
+of it is left there. A container whose disk is an image of ours begins from layers by an overlay
+(`disks.py`): nothing is copied, and what it tells later is what it changed. One whose disk is in
+memory, or on another host, is filled through its agent before it is handed out, and tells all that
+it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from capsule.errors import CapsuleError, NoSpaceError
+from capsule.host_errors import host_errors
+from capsule.link.link import AgentLink
+from capsule.providers.cleanup import to_the_end
+from capsule.providers.contract import FileChange, Mark, Saved
+from capsule.providers.docker import hardening
+from capsule.providers.docker.box import DockerBox
+from capsule.providers.local.layer_diff import compare
+from capsule.providers.local.layer_stream import told
+from capsule.providers.local.layers import BATCH, Layers
+
+MOST = 24  # overlayfs takes their paths in one page
+
+
+class ContainerLayers:
+    def __init__(self, data_dir: Path) -> None:
+        root = os.geteuid() == 0
+        # Who is not root could not read what its owner may not: it keeps a little more of the mode.
+        self._layers = Layers(
+            data_dir / "docker-layers", owner=hardening.UID if root else None, readable=not root
+        )
+
+    def prepare(self) -> None:
+        """Blocks."""
+        self._layers.prepare()
+
+    async def paths(self, ids: Sequence[str]) -> list[Path]:
+        """Raises NotFoundError."""
+        return await asyncio.to_thread(lambda: [self._layers.path(id) for id in ids])
+
+    async def save(
+        self, box: DockerBox, layer: str, *, full: bool, most_bytes: int, since: Mark | None
+    ) -> Saved:
+        about: dict[str, Any] = {}
+        async with box.awake():
+            pieces = AgentLink(box.connect).save(about, full=full, since=since.at if since else 0.0)
+            before = since.layer if since else None
+            saved = await self._layers.write(layer, pieces, most_bytes=most_bytes, before=before)
+        return replace(
+            saved,
+            changed=about.get("changed") != 0,
+            at=float(about.get("at") or 0.0),
+            whole=full or not box.over_layers,
+        )
+
+    async def fill(self, box: DockerBox, layers: Sequence[Path]) -> None:
+        """Raises NoSpaceError, UnavailableError."""
+        try:
+            async with aclosing(_in_batches(told(layers))) as pieces:
+                await AgentLink(box.connect).fill(pieces)
+        except NoSpaceError as exc:
+            raise NoSpaceError(
+                "the snapshot does not fit on the sandbox's disk",
+                hint="create it with a larger disk: here what it begins from counts, too",
+            ) from exc
+        except CapsuleError as exc:
+            exc.message = f"the sandbox's files cannot be restored: {exc.message}"
+            raise
+
+    async def diff(
+        self, old: Sequence[str], new: Sequence[str], *, most: int
+    ) -> Sequence[FileChange]:
+        stacks = await self.paths(old), await self.paths(new)
+        with host_errors("layers cannot be compared"):
+            return await asyncio.to_thread(compare, *stacks, most)
+
+    def give_out(self, ids: Sequence[str], *, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        return self._layers.give_out(ids, most_bytes=most_bytes)
+
+    async def take_in(
+        self, id: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
+    ) -> Saved:
+        return await self._layers.take_in(id, pieces, most_bytes=most_bytes)
+
+    async def kept(self) -> Sequence[str]:
+        with host_errors("layers cannot be listed"):
+            return await asyncio.to_thread(self._layers.ids)
+
+    async def drop(self, layer: str) -> None:
+        with host_errors("a layer cannot be removed"):
+            await asyncio.to_thread(self._layers.remove, layer)
+
+
+async def _in_batches(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    with host_errors("a layer cannot be read"):
+        while batch := await to_the_end(asyncio.to_thread(_batch, pieces)):
+            yield batch
+
+
+def _batch(pieces: Iterator[bytes]) -> bytes:
+    waiting = bytearray()
+    for piece in pieces:
+        waiting += piece
+        if len(waiting) >= BATCH:
+            break
+    return bytes(waiting)

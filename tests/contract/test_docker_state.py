@@ -1,0 +1,97 @@
+"""Snapshots, forks and steps of containers: what the local provider does, a container does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from capsule.config import Config
+from capsule.providers.docker.provider import DockerProvider
+from capsule.providers.docker.settings import DockerSettings
+from tests.contract.conftest import folder as make_folder
+from tests.support import backends
+from tests.support.backends import CATALOG, Backend
+from tests.support.engine import EngineApi
+from tests.support.images import Images
+from tests.unit import test_snapshots_real, test_steps_real
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+
+class Kind(NamedTuple):
+    runtime: str
+    transport: str
+    disk: str
+
+    @property
+    def copies(self) -> bool:
+        return self.disk == "memory" or self.runtime == "runsc"
+
+
+KINDS = (
+    Kind("runc", "socket", "loop"),
+    Kind("runc", "engine", "memory"),
+    Kind("runsc", "socket", "loop"),
+    Kind("runsc", "socket", "memory"),
+)
+
+
+def settings_of(kind: Kind, url: str, config: Config, agent: Path) -> DockerSettings:
+    return DockerSettings(
+        config.data_dir,
+        config.run_dir,
+        agent,
+        host=url,
+        runtime=kind.runtime,
+        transport=kind.transport,
+        disk_backing=kind.disk,
+        pull="never",
+    )
+
+
+def backend_of(kind: Kind, engine: EngineApi, image: str, agent: Path) -> Backend:
+    def boxes(folder: Path) -> list[str]:
+        ours = (folder / "d" / "docker-id").read_text().strip()
+        found = (each["Labels"] for each in engine.containers("capsule.owner"))
+        return [one["capsule.id"] for one in found if one["capsule.owner"].startswith(ours)]
+
+    catalog = {
+        name: replace(CATALOG[name], image=image, limits=replace(CATALOG[name].limits, cpus=1.0))
+        for name in ("bash", "python")
+    }
+    return Backend(
+        "docker",
+        lambda config: DockerProvider(settings_of(kind, engine.url, config, agent)),
+        catalog,
+        None,
+        "docker-layers",
+        boxes,
+        copies=kind.copies,
+    )
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+def kind(request: pytest.FixtureRequest, engine: EngineApi) -> Kind:
+    found: Kind = request.param
+    if found.runtime != "runc":
+        request.getfixturevalue("runsc")
+    return found
+
+
+@pytest.fixture
+def folder(kind: Kind, engine: EngineApi, images: Images, agent_binary: Path) -> Iterator[Path]:
+    with make_folder() as path:
+        backends.register(path, backend_of(kind, engine, images.python, agent_binary))
+        yield path
+
+
+def _tests(module: ModuleType) -> dict[str, object]:
+    return {name: value for name, value in vars(module).items() if name.startswith("test_")}
+
+
+globals().update(_tests(test_snapshots_real) | _tests(test_steps_real))
