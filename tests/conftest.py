@@ -12,6 +12,7 @@ from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
 from tests.support import ROOT, component_missing, supervisor
+from tests.support import frameworks as agents
 from tests.support.engine import Engine, EngineApi, EngineMissing
 from tests.support.images import Images
 from tests.support.layers import prepare
@@ -85,6 +86,15 @@ def server(agent_binary: Path) -> Iterator[RealServer]:
     """A real server on this host, shared by the tests of a worker: leave nothing in it."""
     with real_server() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def frameworks() -> Path:
+    """A Python with what examples for agents are made with; see tests/support/frameworks.py."""
+    try:
+        return agents.frameworks()
+    except agents.FrameworksMissing as missing:
+        component_missing(str(missing))
 
 
 @pytest.fixture
@@ -161,11 +171,14 @@ def engine_needed() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """To wait for the Engine and its images does not count as a test's own time.
+    """To wait for the Engine, images and frameworks does not count as a test's own time.
 
     What is missing the fixtures say, when they come to the same point.
     """
     wanted = set(getattr(item, "fixturenames", ()))
+    with suppress(agents.FrameworksMissing):
+        if "frameworks" in wanted:
+            agents.frameworks()
     with suppress(EngineMissing):
         if "engine" in wanted:
             supervisor.acquire()

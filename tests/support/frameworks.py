@@ -1,0 +1,61 @@
+"""An environment with the frameworks of examples/ for agents, kept outside the clone.
+
+Run as a module this makes it if it is missing, so that it is there when a test asks: `make test`
+does that while other tests run. Nothing else needs these packages, so they are not in .venv.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support import ROOT
+from tests.support.engine import CACHE
+from tests.support.layers import UNUSED_DAYS, locked
+
+PINS = ROOT / "requirements" / "agents.txt"
+
+
+class FrameworksMissing(Exception):
+    """They cannot be installed here, and why."""
+
+
+def frameworks() -> Path:
+    """The Python that has them. Raises FrameworksMissing."""
+    folder = CACHE / "agents"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / hashlib.sha256(PINS.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    complete = made / "complete"
+    with locked(folder / "lock"):
+        if not complete.exists():
+            shutil.rmtree(made, ignore_errors=True)
+            _run(sys.executable, "-m", "venv", str(made))
+            # What is never imported need not be compiled, and that is most of it.
+            pip = [str(made / "bin/python"), "-m", "pip", "install", "-q", "--no-compile"]
+            _run(*pip, "--disable-pip-version-check", "-r", str(PINS))
+            complete.touch()
+            _forget_unused(folder)
+    os.utime(complete)
+    return made / "bin/python"
+
+
+def _run(*command: str) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        said = (ended.stderr or ended.stdout).strip().splitlines() or ["no reason given"]
+        raise FrameworksMissing(f"frameworks for agents cannot be installed: {said[-1]}")
+
+
+def _forget_unused(folder: Path) -> None:
+    for complete in folder.glob("*/complete"):
+        if complete.stat().st_mtime < time.time() - UNUSED_DAYS * 86_400:
+            shutil.rmtree(complete.parent)
+
+
+if __name__ == "__main__":
+    frameworks()
