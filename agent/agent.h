@@ -103,6 +103,7 @@ struct box {
     int cgroup_fds[MAX_CGROUPS]; /* cgroup.procs, open for writing */
     const char *usage_dirs[MAX_CGROUPS]; int nusage; /* where to read what it uses */
     const struct buf *filter; /* the seccomp program */
+    uint32_t open_files;      /* the keeper: what programs may have open, 0: it is among the rlimits; in a program's process: its own */
     bool signal_resize;       /* the kernel, gVisor's, tells nobody that a terminal has another size */
     bool filter_ahead;        /* pid 1's stand-in has it too: to load one takes gVisor as long as to fork */
     const struct json *landlock;

@@ -31,6 +31,7 @@ bool box_parse(struct json *spec, struct fault *f) {
     if (!box.id || !box.dir || !isolation) return fault_set(f, EINVAL, "launch: id, dir or isolation is missing");
     box.namespaces = !strcmp(isolation, "namespaces");
     box.container = !strcmp(isolation, "container");
+    box.open_files = (uint32_t)json_int(box.spec, "open_files", 0, 0, INT32_MAX);
     box.signal_resize = json_bool(box.spec, "signal_resize", false);
     box.filter_ahead = box.container && json_bool(box.spec, "filter_ahead", false);
     box.uid = (uid_t)json_int(box.spec, "uid", 1000, 0, UINT32_MAX);

@@ -102,6 +102,14 @@ static bool limit(int resource, const char *name, struct fault *f) {
     return !setrlimit(resource, &r) || fault_set(f, errno, "limit %s", name);
 }
 
+/* Where it may still be changed it is no limit of the forker's: what somebody has is the most that those it bears may have. */
+static bool limit_files(struct fault *f) {
+    struct rlimit now, r = {box.open_files, box.open_files};
+    if (!box.open_files) return true;
+    if (!getrlimit(RLIMIT_NOFILE, &now) && r.rlim_max > now.rlim_max) r.rlim_cur = r.rlim_max = now.rlim_max;
+    return !setrlimit(RLIMIT_NOFILE, &r) || fault_set(f, errno, "limit nofile");
+}
+
 static bool set_limits(struct fault *f) {
     static bool set_already;
     cpu_set_t set;
@@ -173,7 +181,7 @@ bool confine_ahead(struct fault *f) {
 bool confine(struct fault *f, bool filter) {
     sigset_t none;
     umask(022);
-    if (!enter_cgroups(f) || !set_limits(f) || !become_user(f)) return false;
+    if (!enter_cgroups(f) || !set_limits(f) || !limit_files(f) || !become_user(f)) return false;
     if (!box.namespaces && !landlock_apply(f)) return false; /* with namespaces, pid 1 did it for all */
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

@@ -183,6 +183,15 @@ static bool needs_motion(const char *op) {
     return is_file_op(op) || !strcmp(op, "exec") || !strcmp(op, "kill") || !strcmp(op, "dial");
 }
 
+/* For programs that begin later. */
+static void adjust(struct conn *c, const struct json *r) {
+    double n = json_num(r, "open_files", 0);
+    if (!box.open_files) return conn_error(c, "unsupported", 0, "adjust", "the box was not made to be given other limits");
+    if (!(n >= 1 && n <= INT32_MAX)) return conn_error(c, "invalid", 0, "adjust", "open_files is not a number of files");
+    box.open_files = (uint32_t)n;
+    conn_reply(c);
+}
+
 static void dispatch(struct conn *c) {
     cleanup_free char *copy = malloc((size_t)c->h.length + 1); /* parsing decodes in place; workers get the original */
     if (!copy) return conn_error(c, NULL, ENOMEM, "request", NULL);
@@ -202,6 +211,7 @@ static void dispatch(struct conn *c) {
     else if (!strcmp(op, "listen")) net_listen(c, r);
     else if (!strcmp(op, "take")) net_take(c, r);
     else if (!strcmp(op, "usage")) ask_usage(c);
+    else if (!strcmp(op, "adjust")) adjust(c, r);
     else if (!strcmp(op, "freeze")) freeze_request(c);
     else if (!strcmp(op, "thaw")) thaw_request(c);
     else if (!strcmp(op, "save")) save_request(c, r);

@@ -138,7 +138,7 @@ void exec_start(struct conn *c, const struct json *r, const char *raw, size_t n)
     struct exec *e = new_exec(id, r);
     bool carry = json_bool(r, "carry", false), ok = make_pipes(e, fds, json_bool(r, "stdin", false), carry);
     fds[FD_REQUEST] = ok ? memfd_with(raw, n) : -1;
-    struct ctl m = {.command = C_SPAWN, .no = e->no, .kind = K_EXEC};
+    struct ctl m = {.command = C_SPAWN, .no = e->no, .kind = K_EXEC, .port = box.open_files};
     if (fds[FD_REQUEST] >= 0 && ctl_tell(&m, fds, carry ? FD_ROLES : FD_CARRY)) {
         c->role = ROLE_EXEC;
         c->exec = e;

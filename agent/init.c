@@ -91,6 +91,7 @@ void init_run(const struct ctl *m, const int *fds, int nfds) {
     init_let_go();
     if (m->kind == K_FILE) file_main(fds[0], fds[1]);
     if (m->kind == K_SAVE) save_main(fds[0], fds[1], m->port, m->cpu_ms);
+    box.open_files = m->port;
     birth->tag = sweep_own_tag();
     if (box.namespaces && (!birth->tag || birth->tag == UINT64_MAX)) _exit(1); /* no kill could find it */
     sweep_close(); /* the request names a working directory, which may be /proc/self/fd/N: no descriptor of ours may be one */

@@ -188,8 +188,8 @@ async def settings_of(service: Service, id: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "limits",
     [
-        {"memory": 96 * MIB, "processes": 12, "cpus": 0.25},
-        {"memory": 900 * MIB, "processes": 300, "cpus": 0.75},
+        {"memory": 96 * MIB, "processes": 12, "cpus": 0.25, "open_files": 77},
+        {"memory": 900 * MIB, "processes": 300, "cpus": 0.75, "open_files": 3000},
     ],
 )
 async def test_other_limits_are_as_if_it_had_been_launched_with_them(
@@ -223,7 +223,7 @@ async def test_other_limits_are_as_if_it_had_been_launched_with_them(
 async def test_what_cannot_be_changed_starts_cold(folder: Path, adjusting: None) -> None:
     async with serving(folder, pool_min=1) as service:
         await filled(service, 1)
-        for limits in ({"disk": 64 * MIB}, {"inodes": 5000}, {"open_files": 99}):
+        for limits in ({"disk": 64 * MIB}, {"inodes": 5000}):
             made = await service.create(CreateRequest(template="bash", limits=limits))
             assert made.started is Started.COLD
         assert service.pool().shelves[0].ready == 1
@@ -273,6 +273,23 @@ async def test_who_brings_variables_gets_an_interpreter_that_has_them(folder: Pa
         assert sandbox.started is Started.WARM
         assert await service.contexts.list(sandbox.id) == []
         assert await ask(service, sandbox.id, "import os; os.environ['COLOUR']") == "'blue'"
+
+
+async def test_who_wants_other_limits_gets_an_interpreter_that_has_them(
+    folder: Path, adjusting: None
+) -> None:
+    settings = {"pool_min": 1, "pool_templates": ("warm",)}
+    async with serving(folder, catalog=with_context(), **settings) as service:
+        if "adjust" not in service.capabilities()["local"].features:
+            component_missing("this host has no cgroups to adjust limits with")
+        for open_files in (77, 4000):
+            await filled(service, 1)
+            limits = {"open_files": open_files}
+            sandbox = await service.create(CreateRequest(template="warm", limits=limits))
+            assert sandbox.started is Started.WARM
+            assert await service.contexts.list(sandbox.id) == []
+            look = "import resource; resource.getrlimit(resource.RLIMIT_NOFILE)"
+            assert await ask(service, sandbox.id, look) == f"({open_files}, {open_files})"
 
 
 async def test_a_module_that_is_missing_costs_the_context_and_not_the_box(folder: Path) -> None:

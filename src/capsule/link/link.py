@@ -254,6 +254,10 @@ class AgentLink:
         """
         await save.fill(self._connect, pieces, timeout=self._timeout, idle=self._idle)
 
+    async def adjust(self, *, open_files: int) -> None:
+        """For programs that begin later. Raises NotSupportedError."""
+        await self._call({"op": "adjust", "open_files": open_files})
+
     async def freeze(self) -> None:
         """Returns when no program moves. Raises NotSupportedError, ConflictError (busy)."""
         await self._call({"op": "freeze"})

@@ -26,7 +26,7 @@ import structlog
 from capsule.config import Config
 from capsule.errors import CapacityError, CapsuleError, UnavailableError
 from capsule.link.link import AgentLink
-from capsule.model import SandboxId, SandboxSpec, Started, Template
+from capsule.model import ExecId, SandboxId, SandboxSpec, Started, Template
 from capsule.providers.contract import Adjustable, Box, Provider
 from capsule.service import validate
 from capsule.service.admission import new_id
@@ -200,6 +200,8 @@ class Pool:
                 return False
             if wish.spec.limits != shelf.spec.limits and isinstance(box, Adjustable):
                 await box.adjust(wish.spec.limits)
+                if wish.spec.limits.open_files != shelf.spec.limits.open_files:
+                    await self._cool(box)
         except (CapsuleError, OSError, TimeoutError) as error:
             log.warning("ready box not used", box=box.handle.sandbox_id, reason=str(error))
             self._discard(box, shelf)
@@ -357,6 +359,12 @@ class Pool:
             raise
         else:
             self._contexts[box.handle.sandbox_id] = record
+
+    async def _cool(self, box: Box) -> None:
+        """End the interpreter that was started ahead: it has the limit that it began with."""
+        record = self._contexts.pop(box.handle.sandbox_id, None)
+        if record is not None:
+            await AgentLink(box.connect).kill(ExecId(record.exec_id))
 
     def _put(self, shelf: Shelf, box: Box) -> None:
         if not self._open or self._shelves.get(shelf.kind) is not shelf:

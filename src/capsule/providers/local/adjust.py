@@ -2,9 +2,10 @@
 
 What counts memory, CPU time and processes are the box's cgroups, which the server may write as it
 may make them. What programs are shown of it are files; `launch` gave the box its own, and they are
-written anew where they are, as a mount shows the file and not its name. The rest was settled when
-the box was made: the size of its disk and of /dev/shm, the CPUs that programs see, and how many
-files one may open, which to raise takes a capability that a server in a container does not have.
+written anew where they are, as a mount shows the file and not its name. How many files one may have
+open the agent sets for each program: to raise an rlimit from outside takes a capability that a
+server in a container does not have. The rest was settled when the box was made: the size of its
+disk and of /dev/shm, and the CPUs that programs see.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ class Adjuster:
 
     def adjusts(self, limits: Limits) -> bool:
         was = self.launched
-        counted = replace(was, memory=limits.memory, cpus=limits.cpus, processes=limits.processes)
+        counted = replace(
+            was,
+            memory=limits.memory,
+            cpus=limits.cpus,
+            processes=limits.processes,
+            open_files=limits.open_files,
+        )
         same_cpus = visible_cpus(limits, self.cores) == visible_cpus(was, self.cores)
         return counted == limits and same_cpus
 

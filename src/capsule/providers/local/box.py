@@ -54,6 +54,8 @@ class LocalBox(Box):
         assert self._adjuster is not None
         with host_errors("the sandbox cannot be given other limits"):
             await asyncio.to_thread(self._adjuster.apply, limits)
+        if limits.open_files != self._adjuster.launched.open_files:
+            await AgentLink(self.connect).adjust(open_files=limits.open_files)
 
     async def connect(self) -> ByteStream:
         return await connect_unix(self._socket)

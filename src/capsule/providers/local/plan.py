@@ -118,8 +118,9 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         "landlock": landlock(level, parts, facts),
     }
     if parts.adjustable:
-        # Nobody could raise it later. The cgroup counts the same.
+        # Nobody could raise them later. The cgroup counts processes; each program gets `nofile`.
         plan["rlimits"].pop("nproc", None)
+        plan["open_files"] = plan["rlimits"].pop("nofile")
     if namespaces:
         plan |= {"stage": str(parts.stage), "mounts": mounts(parts, facts), "net": True}
         if parts.layers:
