@@ -233,7 +233,7 @@ def rest_routes() -> Iterator[str]:
 
 def site() -> FastAPI:
     nothing = cast(Any, Nobody())
-    return build_web(nothing, nothing, "1")
+    return build_web(nothing, nothing, "1", sessions=nothing)
 
 
 def openapi() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 listens.
 
 serve ── open_service ── service (its own tasks)
+      ├─ sessions over it (their own tasks)
       └─ Server.serve ── uvicorn's connections, the drain
 """
 
@@ -30,6 +31,7 @@ from capsule.providers.contract import Provider
 from capsule.providers.ondemand import OnDemand
 from capsule.providers.registry import make_provider, names
 from capsule.service import Service
+from capsule.sessions.sessions import Sessions
 
 Announce = Callable[[Config, Service, int], str]  # what a server that listens on a port says
 
@@ -41,20 +43,23 @@ def version() -> str:
         return "0+source"
 
 
-def build_app(config: Config, service: Service, gate: Gate | None = None) -> ASGIApp:
-    """Every surface over an open service. `gate` is what a graceful stop works with."""
-    return build_site(config, service, gate or Gate(), version())
+def build_app(
+    config: Config, service: Service, gate: Gate | None = None, sessions: Sessions | None = None
+) -> ASGIApp:
+    """Every surface over an open service. `gate` is what a graceful stop works with; without
+    `sessions`, which are opened after the service, those who ask for one are refused."""
+    found = sessions or Sessions(config, service)
+    return build_site(config, service, gate or Gate(), version(), found)
 
 
 @contextlib.asynccontextmanager
 async def open_service(config: Config) -> AsyncIterator[Service]:
     """The service with all providers, of which only the configured one is opened at once, and all
     templates; also for use without a server."""
-    catalog = load_catalog(config.templates_dir, data_dir=config.data_dir)
-    providers: dict[str, Provider] = {
-        config.provider: make_provider(config.provider, config, catalog)
-    }
-    for name in names():
+    catalog = await asyncio.to_thread(load_catalog, config.templates_dir, data_dir=config.data_dir)
+    own = await asyncio.to_thread(make_provider, config.provider, config, catalog)
+    providers: dict[str, Provider] = {config.provider: own}
+    for name in await asyncio.to_thread(names):
         if name != config.provider:
             providers[name] = OnDemand(
                 name,
@@ -81,9 +86,9 @@ def serve(config: Config, announce: Announce | None = None) -> None:
 async def _serve(config: Config, announce: Announce) -> None:
     # Bound first: a port that is taken must not cost the start of everything else.
     with bind(config) as listener:
-        async with open_service(config) as service:
+        async with open_service(config) as service, Sessions(config, service) as sessions:
             gate = Gate()
-            app = build_app(config, service, gate)
+            app = build_app(config, service, gate, sessions)
             text = announce(config, service, listener.getsockname()[1])
             ready = functools.partial(_say, text)
             server = Server(config, app, gate, on_drain=service.drain, on_ready=ready)

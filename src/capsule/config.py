@@ -20,6 +20,7 @@ from capsule.errors import ForbiddenError, InvalidError
 from capsule.model import GIB, MIB, Isolation, Limits
 from capsule.settings import about, check, unknown
 from capsule.sources import PREFIX, read_env, read_file
+from capsule.storage_settings import StorageSettings
 
 # A Unix socket's path has at most 107 bytes: run_dir + "/boxes/<id>/agent.sock", and some room.
 RUN_DIR_MAX = 70
@@ -59,7 +60,7 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
-class Config:
+class Config(StorageSettings):
     host: str = field(
         default="127.0.0.1",
         metadata=about("text", "address to listen on; beyond loopback api_keys are needed"),
@@ -360,7 +361,8 @@ def load_config(
 def settings() -> list[Setting]:
     """Every setting, for the reference and the test that compares it with this."""
     found: list[Setting] = []
-    for f in fields(Config):
+    inherited = StorageSettings.__dataclass_fields__  # told last
+    for f in sorted(fields(Config), key=lambda f: f.name in inherited):
         env, help = PREFIX + f.name.upper(), f.metadata["help"]
         if f.metadata["kind"] == "limits":
             found += [

@@ -108,7 +108,7 @@ def as_mapping(template: Template) -> dict[str, Any]:
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc, valid-type]  # one of two classes
+class Loader(_SafeLoader):  # type: ignore[misc, valid-type]  # one of two classes
     """Plain YAML, where a key that comes twice is an error instead of a silent replacement."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -138,7 +138,7 @@ def read_document(file: Path | Traversable) -> Document:
             data = stream.read(_MAX_FILE + 1)
         if len(data) > _MAX_FILE:
             raise InvalidError(f"template {file}: larger than {_MAX_FILE} bytes")
-        content = yaml.load(data.decode("utf-8"), _Loader)
+        content = yaml.load(data.decode("utf-8"), Loader)
     except OSError as error:
         if is_scarce(error):
             raise host_error(f"cannot read the template {file}", error) from error

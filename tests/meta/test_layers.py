@@ -23,6 +23,7 @@ HEIGHT = {
     "host_errors": 0,
     "settings": 0,
     "sources": 0,
+    "storage_settings": 1,
     "template_file": 1,
     "config": 1,
     "link": 2,
@@ -32,10 +33,13 @@ HEIGHT = {
     "providers": 3,
     "service": 4,
     "testing": 4,
-    "edge": 5,
-    "app": 6,
-    "cli": 7,
-    "__main__": 8,
+    "registry_file": 4,
+    "sessions": 5,
+    "edge": 6,
+    "app": 7,
+    "orchestrator": 8,
+    "cli": 8,
+    "__main__": 9,
 }
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 

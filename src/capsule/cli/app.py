@@ -10,6 +10,7 @@ import typer
 
 from capsule.cli import options as o
 from capsule.cli import show
+from capsule.cli.audit_commands import audit
 from capsule.cli.snapshot_commands import diff, fork, snapshot, steps, undo
 from capsule.cli.volume_commands import parse, volume
 
@@ -25,6 +26,7 @@ template = typer.Typer(no_args_is_help=True, help="What sandboxes start from.")
 app.add_typer(template, name="template")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(volume, name="volume")
+app.add_typer(audit, name="audit")
 for command in (fork, steps, diff, undo):
     app.command()(command)
 

@@ -24,6 +24,7 @@ from capsule.service.room import SMALL, Room
 
 PATIENCE = 30.0  # seconds in which at least HEADWAY bytes must come
 HEADWAY = 32 * 1024
+FORM = b"application/x-www-form-urlencoded"
 LINGER = 3.0  # seconds, and
 LINGER_BYTES = 256 * MIB  # bytes of an unwanted body that are read and thrown away
 
@@ -140,12 +141,17 @@ def _meter(request: Request) -> Meter | None:
     return meter
 
 
-def require_json(scope: Scope) -> None:
-    """A web page may send some types to any site without asking; JSON is not one of them."""
+def require_json(scope: Scope, *, plain: bool = False) -> None:
+    """A web page may send some types to any site without asking; JSON is not one of them.
+
+    With `plain`, what `curl -d` calls a form may be JSON as well, from whoever is no browser.
+    """
     for name, value in scope["headers"]:
         if name == b"content-type":
             kind = value.split(b";")[0].strip().lower()
             if kind == b"application/json" or kind.endswith(b"+json"):
+                return
+            if plain and kind == FORM and not _from_browser(scope):
                 return
             break
     else:
@@ -155,6 +161,15 @@ def require_json(scope: Scope) -> None:
         "invalid",
         f"content-type: {kind[:60].decode('latin-1') or 'missing'}, must be application/json",
         hint="send the header 'Content-Type: application/json'",
+    )
+
+
+def _from_browser(scope: Scope) -> bool:
+    """Each of these alone tells one; the last also those of long ago."""
+    headers = dict(scope["headers"])
+    return (
+        bool(headers.keys() & {b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode"})
+        or b"mozilla" in headers.get(b"user-agent", b"").lower()
     )
 
 
@@ -194,11 +209,11 @@ def _raise_if_gone(message: Message) -> None:
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
-async def read_json(request: Request, shape: type[T]) -> T:
-    """The body as `shape`; an empty body counts as `{}`."""
+async def read_json(request: Request, shape: type[T], *, plain: bool = False) -> T:
+    """The body as `shape`; an empty body counts as `{}`. `plain`: see `require_json`."""
     body = await read_body(request.receive)
     if body:
-        require_json(request.scope)
+        require_json(request.scope, plain=plain)
     decoder: msgspec.json.Decoder[T] | None = _DECODERS.get(shape)
     if decoder is None:
         decoder = _DECODERS.setdefault(shape, msgspec.json.Decoder(shape))

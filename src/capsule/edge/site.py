@@ -29,14 +29,18 @@ from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
 from capsule.edge.rest_agents import agent_routes
 from capsule.edge.rest_contexts import context_routes
 from capsule.edge.rest_files import file_routes
+from capsule.edge.rest_registry import registry_routes
+from capsule.edge.rest_sessions import session_routes
 from capsule.edge.rest_snapshots import snapshot_routes
 from capsule.edge.rest_templates import template_routes
 from capsule.edge.rest_volumes import volume_routes
 from capsule.edge.routing import Described, add_schemas, reply
 from capsule.edge.rpc import Rpc
+from capsule.edge.session_verbs import SessionVerbs
 from capsule.edge.terminal import TerminalEndpoint
 from capsule.edge.verbs import Verbs
 from capsule.service import Service
+from capsule.sessions.sessions import Sessions
 
 DESCRIPTION = "Run untrusted code in sandboxes."
 GUIDE = """\
@@ -50,10 +54,12 @@ terminal       ws://localhost:8080/terminal/ID
 exec + input   ws://localhost:8080/v1/sandboxes/ID/exec/ws"""
 
 
-def build_site(config: Config, service: Service, gate: Gate, version: str) -> ASGIApp:
+def build_site(
+    config: Config, service: Service, gate: Gate, version: str, sessions: Sessions
+) -> ASGIApp:
     verbs, files = Verbs(config, service, gate), FileVerbs(config, service)
     rpc = Rpc(build_methods(verbs, files))
-    web = build_web(verbs, files, version)
+    web = build_web(verbs, files, version, sessions=SessionVerbs(sessions, gate))
 
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/rpc" and scope["type"] == "http":
@@ -68,7 +74,7 @@ def build_site(config: Config, service: Service, gate: Gate, version: str) -> AS
     return gate.wrap(in_pieces(SiteGuard(site, config)))
 
 
-def build_web(verbs: Verbs, files: FileVerbs, version: str) -> FastAPI:
+def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: SessionVerbs) -> FastAPI:
     types: Described = set()
     web = FastAPI(
         title="Capsule",
@@ -87,6 +93,8 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str) -> FastAPI:
     web.include_router(snapshot_routes(verbs.snapshots, types))
     web.include_router(volume_routes(verbs.volumes, types))
     web.include_router(agent_routes(verbs.agents, types))
+    web.include_router(session_routes(sessions, types))
+    web.include_router(registry_routes(sessions, types))
     web.include_router(server_routes(verbs, types, version))
     terminal, exec_socket = TerminalEndpoint(verbs), ExecSocketEndpoint(verbs)
     for path, endpoint in (

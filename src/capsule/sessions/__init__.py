@@ -1,0 +1,1 @@
+"""Sessions that outlive their sandboxes, over the service. No HTTP in here."""

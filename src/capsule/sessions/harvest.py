@@ -1,0 +1,180 @@
+"""What an execution left: files below /workspace/artifacts, and pictures and documents that its
+results carry. Nothing in here trusts a name, a size or a type that comes from a sandbox.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import mimetypes
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import structlog
+
+from capsule.errors import CapsuleError, NotFoundError
+from capsule.model import WORKSPACE, FileStat
+from capsule.service import Files
+from capsule.service.kernel_wire import Shown
+from capsule.sessions.blobs import Blob, Blobs
+from capsule.sessions.records import Artifact, Session, Skipped, new_uid
+
+log = structlog.get_logger(__name__)
+
+FOLDER = f"{WORKSPACE}/artifacts"
+MAX_ARTIFACTS = 1000  # per session
+MAX_SEEN = 10_000  # entries of the folder that are looked at
+FULL = f"the session has {MAX_ARTIFACTS} artifacts, which is the limit"
+UNKNOWN = "application/octet-stream"
+# The forms of a result that are files of their own.
+CARRIED = {
+    "png": ("png", "image/png", True),
+    "jpeg": ("jpg", "image/jpeg", True),
+    "pdf": ("pdf", "application/pdf", True),
+    "svg": ("svg", "image/svg+xml", False),
+}
+# What the machine's own tables may lack, or say differently.
+_TYPES = {
+    ".csv": "text/csv",
+    ".json": "application/json",
+    ".md": "text/markdown",
+    ".parquet": "application/vnd.apache.parquet",
+    ".py": "text/x-python",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+}
+
+
+class Found(NamedTuple):
+    artifacts: tuple[Artifact, ...]
+    skipped: tuple[Skipped, ...]
+
+
+class Harvest:
+    def __init__(self, blobs: Blobs, *, most: int) -> None:
+        self._blobs = blobs
+        self._most = most
+
+    async def gather(
+        self,
+        session: Session,
+        files: Files | None,
+        results: Iterable[Shown],
+        known: list[Artifact],
+        now: float,
+    ) -> Found:
+        """What is new since `known`; contents are held until they are released. `files` None: its
+        sandbox is over."""
+        kept: list[Artifact] = []
+        try:
+            skipped = await self._gather(session, files, results, known, now, kept)
+        except BaseException:
+            self.release(kept)
+            raise
+        return Found(tuple(kept), skipped)
+
+    def release(self, artifacts: Iterable[Artifact]) -> None:
+        self._blobs.release(artifact.sha256 for artifact in artifacts)
+
+    async def _gather(
+        self,
+        session: Session,
+        files: Files | None,
+        results: Iterable[Shown],
+        known: list[Artifact],
+        now: float,
+        kept: list[Artifact],
+    ) -> tuple[Skipped, ...]:
+        skipped: list[Skipped] = []
+        room = MAX_ARTIFACTS - len(known)
+        for name, mime, data in carried(results, len(known)):
+            if len(kept) < room:
+                blob = await self._blobs.add_bytes(data, len(data))
+                kept.append(_artifact(session, name, "result", mime, blob, now))
+            else:
+                skipped.append(Skipped(name, len(data), FULL))
+        for stat in await self._new_files(files, known) if files else ():
+            assert files is not None
+            got = await self._take(files, stat) if len(kept) < room else FULL
+            if isinstance(got, Blob):
+                name = name_of(stat)
+                kept.append(_artifact(session, name, "file", mime_of(name), got, now, stat.mtime))
+            else:
+                skipped.append(Skipped(name_of(stat), stat.size, got))
+        return tuple(skipped)
+
+    async def _take(self, files: Files, stat: FileStat) -> Blob | str:
+        """Its content, or why it is not kept."""
+        if stat.size > self._most:
+            return f"{stat.size} bytes, limit {self._most}"
+        try:
+            async with files.read(f"{FOLDER}/{stat.path}") as reader:
+                return await self._blobs.add(reader, self._most)
+        except CapsuleError as error:  # it went, grew, or may not be read
+            return error.message
+
+    async def _new_files(self, files: Files, known: list[Artifact]) -> list[FileStat]:
+        try:
+            listing = await files.list(FOLDER, recursive=True, limit=MAX_SEEN)
+        except NotFoundError:
+            return []
+        except CapsuleError as error:  # the execution itself was fine
+            log.warning("artifacts not looked for", reason=error.message)
+            return []
+        last = {each.name: (each.size, each.mtime) for each in known if each.source == "file"}
+        found = [each for each in listing.entries if each.type == "file"]
+        return [
+            each
+            for each in sorted(found, key=lambda each: each.path)
+            if last.get(name_of(each)) != (each.size, each.mtime)
+        ]
+
+
+def name_of(stat: FileStat) -> str:
+    """Its path below the folder, and always text."""
+    return stat.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def carried(results: Iterable[Shown], before: int) -> Iterator[tuple[str, str, bytes]]:
+    """Name, type and content of each file that the results carry."""
+    number = before
+    for shown in results:
+        for form, (ending, mime, encoded) in CARRIED.items():
+            text = getattr(shown, form)
+            if not isinstance(text, str) or not text:
+                continue
+            try:
+                data = base64.b64decode(text, validate=False) if encoded else text.encode()
+            except (binascii.Error, ValueError):
+                continue
+            number += 1
+            yield f"result-{number}.{ending}", mime, data
+
+
+def mime_of(name: str) -> str:
+    ending = "." + name.rpartition("/")[2].rpartition(".")[2].lower() if "." in name else ""
+    guessed = _TYPES.get(ending) or mimetypes.guess_type(f"x{ending}", strict=True)[0]
+    return guessed or UNKNOWN
+
+
+def _artifact(
+    session: Session,
+    name: str,
+    source: str,
+    mime: str,
+    blob: Blob,
+    now: float,
+    mtime: float = 0.0,
+) -> Artifact:
+    return Artifact(
+        id=new_uid(),
+        session=session.uid,
+        execution=0,  # told when it is logged
+        name=name,
+        source=source,
+        mime=mime,
+        size=blob.size,
+        sha256=blob.sha256,
+        created=now,
+        mtime=mtime,
+    )

@@ -1,0 +1,382 @@
+"""Sessions: a sandbox with a name that outlives it, a log of what was run, and what that left.
+
+Tasks, all owned by `Sessions` and ended by `aclose`:
+  open ID    one per session that is being opened, so that a caller who leaves leaves nothing half
+  sweep      every second: closes sessions that nobody uses; every hour: removes what is too old or
+             too much
+and those of `executions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import mimetypes
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple, Self
+
+import structlog
+
+from capsule.config import Config
+from capsule.errors import (
+    CapsuleError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    NotFoundError,
+    WrongStateError,
+)
+from capsule.providers.registry import names as provider_names
+from capsule.registry_file import Agent, Tool
+from capsule.service import Files, Service, validate
+from capsule.service.clock import Clock, SystemClock
+from capsule.service.lock import DirectoryLock
+from capsule.service.tasks import Tasks, outcome
+from capsule.sessions.blobs import Blobs
+from capsule.sessions.executions import Executions
+from capsule.sessions.harvest import Harvest
+from capsule.sessions.ledger import Ledger, Logged
+from capsule.sessions.life import Life
+from capsule.sessions.plan import Wish, make_plan
+from capsule.sessions.records import Artifact, Executed, Phase, Session, Task, new_uid
+from capsule.sessions.registry import Registry
+from capsule.sessions.running import run_code
+from capsule.sessions.tools import check_arguments, run_tool
+from capsule.sessions.workspace import Workspaces
+from capsule.settings import brief
+
+log = structlog.get_logger(__name__)
+
+SWEEP_EVERY = 1.0
+TIDY_EVERY = 3600.0
+RETRY = 60.0
+MAX_READ = 4 * 1024 * 1024
+
+
+class Counts(NamedTuple):
+    executions: int
+    artifacts: int
+
+
+class Sessions:
+    """Every method that names a session raises NotFoundError for another tenant's."""
+
+    def __init__(self, config: Config, service: Service, clock: Clock | None = None) -> None:
+        self._config = config
+        self._service = service
+        self._clock = clock or SystemClock()
+        self._folder = config.storage_dir or config.data_dir / "storage"
+        self.registry = Registry(config.registry_dir)
+        self._ledger = Ledger(self._folder / "sessions.db")
+        self._blobs = Blobs(self._folder / "artifacts")
+        self._kept = Workspaces(service, self._folder / "workspaces", most=config.max_snapshot)
+        self._life = Life(config, service, self._ledger, self._kept, self._clock)
+        harvest = Harvest(self._blobs, most=config.max_artifact)
+        self._executions = Executions(config, service, self._ledger, harvest, self._clock)
+        self._retry: dict[str, float] = {}  # when a session that could not be closed is tried again
+        self._lock: DirectoryLock | None = None
+        self._providers: tuple[str, ...] = ()
+        self._tasks = Tasks()
+
+    async def open(self) -> None:
+        """After the service: what a killed server left half done is done, or undone.
+
+        Raises InvalidError (the registry), ForbiddenError, UnavailableError, NoSpaceError.
+        """
+        await self.registry.open()
+        lock = await asyncio.to_thread(DirectoryLock.acquire, self._folder)
+        await self._ledger.open()
+        self._lock = lock
+        self._providers = await asyncio.to_thread(provider_names)
+        await asyncio.to_thread(mimetypes.init)
+        await self._blobs.open()
+        await self._kept.open()
+        await self._executions.open()
+        for session in await self._ledger.list(phase=Phase.OPENING):
+            await self._life.recover(session)
+        known = await self._ledger.list()
+        await self._kept.sweep({each.kept.name for each in known if each.kept})
+        self._tasks.spawn(self._sweep_forever(), "sweep sessions")
+
+    async def aclose(self) -> None:
+        """Where sandboxes are deleted with the server, the files of sessions are kept first."""
+        await self._tasks.aclose()
+        await self._executions.aclose()
+        if self._config.drain == "delete" and self._lock is not None:
+            for session in await self._ledger.list(phase=Phase.OPEN):
+                await self._try_close(session, "the server stopped")
+        await self._ledger.aclose()
+        if self._lock is not None:
+            self._lock.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def create(self, tenant: str, wish: Wish) -> Session:
+        """Returns when its sandbox runs. Raises ConflictError (its id is taken), NotFoundError
+        (environment, agent), and what `Service.create` raises."""
+        plan = await make_plan(wish, self.registry, self._service, self._config, self._providers)
+        now, uid = self._clock.now(), new_uid()
+        session = Session(
+            uid=uid,
+            id=validate.name("session_id", wish.session_id) if wish.session_id else uid,
+            phase=Phase.OPENING,
+            environment=plan.environment,
+            template=plan.template,
+            created=now,
+            active=now,
+            idle_timeout=plan.idle_timeout,
+            tenant=tenant,
+            provider=plan.provider or "",
+            language=plan.language,
+            agent=plan.agent,
+            limits=plan.limits,
+            env=plan.env,
+            metadata=dict(wish.metadata),
+        )
+        opening = self._tasks.spawn(self._life.start(session), f"open {session.id}")
+        return await outcome(opening)
+
+    async def get(self, tenant: str, id: str) -> Session:
+        """Also one that is closed or deleted."""
+        return await self._settled(await self._find(tenant, id))
+
+    async def list(self, tenant: str, phase: Phase | None = None) -> builtins.list[Session]:
+        """Oldest first; those that were deleted only if they are asked for."""
+        found = await self._ledger.list(tenant=tenant, phase=phase)
+        settled = [await self._settled(session) for session in found]
+        return [each for each in settled if phase in (None, each.phase)]
+
+    async def counts(self, session: Session) -> Counts:
+        return Counts(*await self._ledger.counts(session))
+
+    async def close(self, tenant: str, id: str) -> Session:
+        """End its sandbox and keep its files."""
+        session = await self._find(tenant, id)
+        async with self._life.turn(session):
+            session = await self._life.settle(await self._find(tenant, id))
+            if session.phase is Phase.CLOSED:
+                return session
+            return await self._life.close(_open(session), "it was closed")
+
+    async def reopen(self, tenant: str, id: str) -> Session:
+        """A new sandbox with its files; nothing, if it is open."""
+        session = await self._find(tenant, id)
+        return await outcome(self._tasks.spawn(self._reopen(tenant, session), f"open {id}"))
+
+    async def _reopen(self, tenant: str, session: Session) -> Session:
+        async with self._life.turn(session):
+            session = await self._life.settle(await self._find(tenant, session.id))
+            if session.phase is Phase.OPEN:
+                return session
+            if session.phase is not Phase.CLOSED:
+                raise _not_open(session)
+            return await self._life.reopen(session)
+
+    async def delete(
+        self, tenant: str, id: str, *, sandbox_id: str | None = None, purge: bool = False
+    ) -> Session:
+        """End its sandbox and remove its files. Its log and its artifacts stay until they are old,
+        unless `purge` is given. Raises GoneError, ConflictError (that is not its sandbox)."""
+        session = await self._find(tenant, id)
+        async with self._life.turn(session):
+            session = await self._find(tenant, id)
+            if session.phase is Phase.DELETED and not purge:
+                raise _not_open(session)
+            _check_sandbox(session, sandbox_id)
+            if session.phase is not Phase.DELETED:
+                session = await self._life.delete(session)
+            if purge:
+                await self._ledger.forget(session)
+                await self._blobs.sweep(await self._ledger.in_use())
+        return session
+
+    async def execute(
+        self,
+        tenant: str,
+        id: str,
+        code: str,
+        *,
+        language: str | None = None,
+        timeout: float | None = None,
+    ) -> Executed:
+        """Run code as in a notebook. What the code did is in the result, never an error."""
+        session = await self._usable(tenant, id)
+        task = Task("code", code, language=language or session.language or "")
+        return await self._executions.run(
+            session, task, lambda session: run_code(self._service, session, code, language, timeout)
+        )
+
+    async def call_tool(self, tenant: str, id: str, name: str, arguments: Any) -> Executed:
+        """Raises NotFoundError (the tool), ForbiddenError (its agent does not have it),
+        InvalidError (the arguments)."""
+        session = await self._usable(tenant, id)
+        tool = await self._tool(session, name)
+        checked = check_arguments(tool, arguments)
+        task = Task("tool", _as_text(checked), tool=tool.name)
+        return await self._executions.run(
+            session,
+            task,
+            lambda session: run_tool(self._service, session, tool, checked, limit=MAX_READ),
+        )
+
+    async def tools(self, session: Session) -> builtins.list[Tool]:
+        """What may be called in it: its agent's, or all there are."""
+        await self.registry.fresh()
+        if not session.agent:
+            return self.registry.all(Tool)
+        return [self.registry.get(Tool, name) for name in self._agent(session).tools]
+
+    def _agent(self, session: Session) -> Agent:
+        return self.registry.get(Agent, session.agent)
+
+    async def _tool(self, session: Session, name: str) -> Tool:
+        await self.registry.fresh()
+        tool = self.registry.get(Tool, name)
+        if session.agent and name not in self._agent(session).tools:
+            raise ForbiddenError(
+                f"agent {session.agent} of session {session.id} does not have the tool {name}",
+                hint=f"it has: {', '.join(self._agent(session).tools) or 'none'}",
+                field="tool",
+            )
+        return tool
+
+    async def files(self, tenant: str, id: str) -> Files:
+        return self._service.files((await self._usable(tenant, id)).sandbox_id)
+
+    async def log(
+        self, tenant: str, id: str, *, after: int = 0, limit: int = 100
+    ) -> builtins.list[Logged]:
+        return await self._ledger.log(await self._find(tenant, id), after=after, limit=limit)
+
+    async def artifacts(self, tenant: str, id: str) -> builtins.list[Artifact]:
+        return await self._ledger.artifacts(await self._find(tenant, id))
+
+    async def open_artifact(
+        self, tenant: str, id: str, artifact_id: str
+    ) -> tuple[Artifact, BinaryIO]:
+        """Raises NotFoundError. The file is the caller's to close."""
+        session = await self._find(tenant, id)
+        found = await self._ledger.artifact(session, artifact_id)
+        if found is None:
+            raise NotFoundError(
+                f"session {session.id} has no artifact {brief(artifact_id)}",
+                hint="list its artifacts; it may have been too old",
+            )
+        return found, await self._blobs.open_file(found.sha256)
+
+    async def _find(self, tenant: str, id: str) -> Session:
+        session = await self._ledger.find(tenant, id)
+        if session is None:
+            raise NotFoundError(
+                f"session {brief(id)} does not exist",
+                hint="POST /api/sessions makes one, GET /api/sessions lists them",
+                session_id=str(id)[:80],
+            )
+        return session
+
+    async def _usable(self, tenant: str, id: str) -> Session:
+        """One that is open, which lives on from now. Raises GoneError, WrongStateError."""
+        session = _open(await self.get(tenant, id))
+        await self._ledger.touch(session, self._clock.now())
+        await self._service.keep_alive(session.sandbox_id)
+        return session
+
+    async def _settled(self, session: Session) -> Session:
+        if not self._life.is_over(session):
+            return session
+        async with self._life.turn(session):
+            return await self._life.settle(await self._find(session.tenant, session.id))
+
+    async def _sweep_forever(self) -> None:
+        tidied = 0.0
+        while True:
+            try:
+                await self._close_unused()
+                await self._ledger.trim()
+                if (now := self._clock.monotonic()) - tidied > TIDY_EVERY or not tidied:
+                    tidied = now
+                    await self.tidy()
+            except CapsuleError as error:
+                log.warning("sessions not swept", reason=error.message)
+            await asyncio.sleep(SWEEP_EVERY)
+
+    async def _close_unused(self) -> None:
+        now, turn = self._clock.now(), self._clock.monotonic()
+        for session in await self._ledger.list(phase=Phase.OPEN):
+            unused = now - session.active > session.idle_timeout
+            if not unused or self._executions.busy(session):
+                await self._settled(session)
+            elif self._retry.get(session.uid, 0.0) <= turn:
+                await self._try_close(session, "it was not used")
+
+    async def _try_close(self, session: Session, reason: str) -> None:
+        try:
+            async with self._life.turn(session):
+                session = await self._life.settle(await self._find(session.tenant, session.id))
+                if session.phase is Phase.OPEN:
+                    await self._life.close(session, reason)
+            self._retry.pop(session.uid, None)
+        except CapsuleError as error:
+            self._retry[session.uid] = self._clock.monotonic() + RETRY
+            log.warning("session not closed", session=session.id, reason=error.message)
+
+    async def tidy(self) -> None:
+        """Remove what is too old, or too much."""
+        if age := self._config.storage_age:
+            before = self._clock.now() - age
+            for session in await self._ledger.list(phase=Phase.CLOSED, before=before):
+                async with self._life.turn(session):
+                    session = await self._find(session.tenant, session.id)
+                    if session.phase is Phase.CLOSED and session.active < before:
+                        await self._life.delete(session)
+            await self._ledger.expire(before)
+        await self._ledger.shrink(self._config.storage_bytes)
+        await self._blobs.sweep(await self._ledger.in_use())
+
+
+def _open(session: Session) -> Session:
+    if session.phase is not Phase.OPEN:
+        raise _not_open(session)
+    return session
+
+
+def _not_open(session: Session) -> CapsuleError:
+    details = {"session_id": session.id, "state": str(session.phase)}
+    if session.phase is Phase.DELETED:
+        return GoneError(f"session {session.id} was deleted", **details)
+    why = f": {session.reason}" if session.reason else ""
+    return WrongStateError(
+        f"session {session.id} is {session.phase}{why}",
+        hint=f"POST /api/sessions/{session.id}/reopen gives it a sandbox with its files",
+        **details,
+    )
+
+
+def _check_sandbox(session: Session, sandbox_id: str | None) -> None:
+    """Whoever names the sandbox means the session that has it."""
+    if sandbox_id and sandbox_id not in (session.sandbox_id, *session.sandboxes):
+        raise ConflictError(
+            f"session {session.id} does not have sandbox {brief(sandbox_id)}",
+            hint="leave out sandbox_id, or name its own",
+            field="sandbox_id",
+        )
+
+
+def _as_text(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False, sort_keys=True)

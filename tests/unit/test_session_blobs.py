@@ -1,0 +1,115 @@
+"""Contents by their hash: there once, whole or not at all, gone when nobody has them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from capsule.errors import NotFoundError, TooLargeError
+from capsule.service.kernel_wire import Shown
+from capsule.sessions.blobs import Blobs
+from capsule.sessions.harvest import carried, mime_of
+
+
+@pytest.fixture
+async def blobs(tmp_path: Path) -> Blobs:
+    made = Blobs(tmp_path / "artifacts")
+    await made.open()
+    return made
+
+
+def files(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+
+
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def test_the_same_content_is_there_once(blobs: Blobs, tmp_path: Path) -> None:
+    one = await blobs.add(pieces(b"hel", b"lo"), 100)
+    two = await blobs.add_bytes(b"hello", 100)
+    assert one == two and one.size == 5
+    assert one.sha256 == hashlib.sha256(b"hello").hexdigest()
+    assert files(tmp_path) == [one.sha256]
+    with await blobs.open_file(one.sha256) as file:
+        assert file.read() == b"hello"
+
+
+async def test_what_is_too_large_or_breaks_off_leaves_nothing(blobs: Blobs, tmp_path: Path) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise NotFoundError("gone")
+
+    with pytest.raises(TooLargeError, match="more than 4 bytes"):
+        await blobs.add(pieces(b"abc", b"de"), 4)
+    with pytest.raises(NotFoundError):
+        await blobs.add(broken(), 100)
+    assert files(tmp_path) == []
+
+
+async def test_what_nobody_has_goes_and_what_was_just_added_stays(
+    blobs: Blobs, tmp_path: Path
+) -> None:
+    kept, held, gone = [await blobs.add_bytes(text, 9) for text in (b"a", b"b", b"c")]
+    blobs.release([kept.sha256, gone.sha256])
+    assert await blobs.sweep({kept.sha256}) == 1
+    assert files(tmp_path) == sorted([kept.sha256, held.sha256])
+    blobs.release([held.sha256])
+    assert await blobs.sweep({kept.sha256}) == 1
+    with pytest.raises(NotFoundError, match="is gone"):
+        await blobs.open_file(held.sha256)
+
+
+async def test_adding_and_sweeping_at_once_loses_nothing(blobs: Blobs) -> None:
+    async def add(n: int) -> str:
+        return (await blobs.add_bytes(str(n % 5).encode(), 9)).sha256
+
+    async def sweep() -> None:
+        for _ in range(20):
+            await blobs.sweep(set())
+
+    sweeping = asyncio.create_task(sweep())
+    hashes = await asyncio.gather(*(add(n) for n in range(40)))
+    await sweeping
+    for sha256 in hashes:
+        (await blobs.open_file(sha256)).close()
+
+
+async def test_what_a_killed_server_began_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / ".new-abc").write_text("half")
+    await Blobs(tmp_path).open()
+    assert files(tmp_path) == []
+
+
+def test_forms_of_results_that_are_files() -> None:
+    results = [
+        Shown(png="aGk=", text="x"),
+        Shown(svg="<svg/>"),
+        Shown(png="%%%"),
+        Shown(jpeg="!", pdf="aGk="),
+    ]
+    found = list(carried(results, 3))
+    assert ("result-4.png", "image/png", b"hi") in found
+    assert ("result-5.svg", "image/svg+xml", b"<svg/>") in found
+    assert [data for name, _, data in found if name.endswith("pdf")] == [b"hi"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mime"),
+    [
+        ("a.csv", "text/csv"),
+        ("deep/b.PNG", "image/png"),
+        ("noending", "application/octet-stream"),
+        (".hidden", "application/octet-stream"),
+        ("x.tar.gz/evil\n.html", "text/html"),
+        ("data:text/html,x", "application/octet-stream"),
+    ],
+)
+def test_types_come_from_the_ending_alone(name: str, mime: str) -> None:
+    assert mime_of(name) == mime

@@ -1,0 +1,185 @@
+"""The execution log: what goes in stays as it is, and whoever changes it is found out."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from capsule.errors import ConflictError
+from capsule.sessions.ledger import Ledger, verify_file
+from capsule.sessions.records import Artifact, Outcome, Phase, Session, Task
+
+CAP = 10
+
+
+def session(id: str = "s", **more: object) -> Session:
+    made = Session(
+        uid=f"uid-{id}",
+        id=id,
+        phase=Phase.OPEN,
+        environment="python",
+        template="python",
+        created=1.0,
+        active=1.0,
+        idle_timeout=60.0,
+        sandbox_id="box",
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
+    made = Ledger(tmp_path / "sessions.db")
+    await made.open()
+    yield made
+    await made.aclose()
+
+
+async def run(ledger: Ledger, of: Session, code: str, at: float = 5.0, out: bytes = b"") -> int:
+    running = await ledger.begin(of, Task("code", code), at)
+    return await ledger.append(of, running, Outcome("ok", stdout=out), cap=CAP)
+
+
+def artifact(of: Session, name: str, size: int = 1, created: float = 5.0) -> Artifact:
+    return Artifact(
+        f"{of.uid}-{name}", of.uid, 0, name, "file", "text/plain", size, f"hash-{name}", created
+    )
+
+
+async def filled(ledger: Ledger) -> list[Session]:
+    ours, theirs = session("a"), session("b", tenant="other")
+    for each in (ours, theirs):
+        await ledger.add(each)
+    for number in range(3):
+        assert await run(ledger, ours, f"print({number})", out=b"0123456789abc") == number + 1
+        assert await run(ledger, theirs, "secret") == number + 1
+    return [ours, theirs]
+
+
+def tamper(tmp_path: Path, statement: str) -> None:
+    db = sqlite3.connect(tmp_path / "sessions.db")
+    with db:
+        db.execute(statement)
+    db.close()
+
+
+async def test_a_log_nobody_touched_is_whole(ledger: Ledger, tmp_path: Path) -> None:
+    empty = verify_file(tmp_path / "sessions.db")
+    assert (empty.entries, empty.broken) == (0, ())
+    await filled(ledger)
+    verdict = verify_file(tmp_path / "sessions.db")
+    assert (verdict.entries, verdict.broken) == (6, ())
+    assert verify_file(tmp_path / "sessions.db", verdict.head).broken == ()
+    (ours, _) = await ledger.list()
+    await run(ledger, ours, "more")
+    assert verify_file(tmp_path / "sessions.db", verdict.head).broken == (), "it has only grown"
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("UPDATE log SET body = replace(body, 'ok', 'no') WHERE seq = 3", "does not have its hash"),
+        ("UPDATE log SET hash = 'x' WHERE seq = 3", "does not have its hash"),
+        ("DELETE FROM log WHERE seq = 3", "entry 3 is missing"),
+        ("DELETE FROM log WHERE session = 'uid-b'", "is missing"),
+        ("UPDATE log SET seq = 99 WHERE seq = 6", "it says that it is entry 6"),
+        ("UPDATE texts SET stdout = 'x' WHERE seq = 3", "its stdout does not have the hash"),
+        ("UPDATE texts SET command = 'x' WHERE seq = 3", "its command does not have the hash"),
+        ("DELETE FROM log WHERE seq = 1", "entry 1 is missing"),
+    ],
+)
+async def test_a_change_is_found(
+    ledger: Ledger, tmp_path: Path, statement: str, problem: str
+) -> None:
+    await filled(ledger)
+    tamper(tmp_path, statement)
+    verdict = verify_file(tmp_path / "sessions.db")
+    assert any(problem in each.problem for each in verdict.broken), verdict.broken
+
+
+async def test_an_end_that_was_cut_off_is_found_by_its_head(ledger: Ledger, tmp_path: Path) -> None:
+    await filled(ledger)
+    head = verify_file(tmp_path / "sessions.db").head
+    tamper(tmp_path, "DELETE FROM log WHERE seq = 6")
+    assert verify_file(tmp_path / "sessions.db").broken == ()
+    assert "not in the log" in verify_file(tmp_path / "sessions.db", head).broken[0].problem
+
+
+async def test_text_may_be_forgotten_without_breaking_it(ledger: Ledger, tmp_path: Path) -> None:
+    ours, theirs = await filled(ledger)
+    await ledger.forget(theirs)
+    assert verify_file(tmp_path / "sessions.db").broken == ()
+    assert [each.texts.command for each in await ledger.log(theirs, after=0, limit=9)] == [None] * 3
+    kept = (await ledger.log(ours, after=0, limit=9))[0].texts
+    assert kept.stdout == b"0123456789", "as much as the cap allows"
+
+
+async def test_old_entries_go_from_the_beginning_only(ledger: Ledger, tmp_path: Path) -> None:
+    one = session("a")
+    await ledger.add(one)
+    for at in (10.0, 20.0, 5.0, 30.0):  # a clock that was set back makes no hole
+        await run(ledger, one, "x", at)
+    await ledger.expire(15.0)
+    left = await ledger.log(one, after=0, limit=9)
+    assert [each.number for each in left] == [2, 3, 4]
+    assert verify_file(tmp_path / "sessions.db").broken == ()
+    await ledger.expire(1000.0)
+    assert verify_file(tmp_path / "sessions.db").entries == 0
+    assert await run(ledger, one, "y") == 1
+    verdict = verify_file(tmp_path / "sessions.db")
+    assert (verdict.entries, verdict.broken) == (1, ())
+
+
+async def test_what_was_running_is_found_by_the_next(ledger: Ledger, tmp_path: Path) -> None:
+    one = session("a")
+    await ledger.add(one)
+    await ledger.begin(one, Task("code", "while True: pass"), 7.0)
+    dropped = await ledger.begin(one, Task("code", "no"), 7.0)
+    await ledger.drop(dropped)
+    again = Ledger(tmp_path / "sessions.db")
+    await again.open()
+    ((of, running),) = await again.left_running()
+    assert of == one and running.task.command == "while True: pass" and running.started == 7.0
+    await again.append(of, running, Outcome("lost"), cap=CAP)
+    assert await again.left_running() == []
+    await again.aclose()
+
+
+async def test_an_id_is_its_tenants_and_free_again_after_the_end(ledger: Ledger) -> None:
+    first = session("a", uid="1")
+    await ledger.add(first)
+    await ledger.add(session("a", uid="2", tenant="other"))
+    with pytest.raises(ConflictError, match="session a exists"):
+        await ledger.add(session("a", uid="3"))
+    await ledger.save(replace(first, phase=Phase.DELETED))
+    await ledger.add(session("a", uid="4"))
+    found = await ledger.find("default", "a")
+    assert found is not None and found.uid == "4"
+    assert await ledger.find("third", "a") is None
+
+
+async def test_use_is_noted_beside_the_record(ledger: Ledger) -> None:
+    one = session("a")
+    await ledger.add(one)
+    await ledger.touch(one, 50.0)
+    await ledger.save(replace(one, reason="changed meanwhile"))
+    (found,) = await ledger.list()
+    assert (found.active, found.reason) == (50.0, "changed meanwhile")
+
+
+async def test_the_oldest_artifacts_go_when_there_are_too_many_bytes(ledger: Ledger) -> None:
+    one = session("a")
+    await ledger.add(one)
+    running = await ledger.begin(one, Task("code", "x"), 5.0)
+    made = tuple(artifact(one, str(n), 100, float(n)) for n in range(40))
+    await ledger.append(one, running, Outcome("ok"), made, cap=CAP)
+    await ledger.shrink(100 * 100)
+    assert len(await ledger.artifacts(one)) == 40
+    await ledger.shrink(2400)
+    left = await ledger.artifacts(one)
+    assert [each.name for each in left] == [str(n) for n in range(16, 40)]
+    assert await ledger.in_use() == {f"hash-{n}" for n in range(16, 40)}
