@@ -24,6 +24,7 @@ from capsule.catalog import load_catalog
 from capsule.config import Config, check_exposure, is_loopback
 from capsule.edge.drain import Gate
 from capsule.edge.logs import configure_logging
+from capsule.edge.observed import log_happening
 from capsule.edge.server import Server
 from capsule.edge.site import build_site
 from capsule.errors import ConflictError, ForbiddenError, InvalidError
@@ -67,7 +68,10 @@ async def open_service(config: Config) -> AsyncIterator[Service]:
                 least=config.min_isolation,
                 mark=config.data_dir / "providers" / name,
             )
-    async with Service(config, providers, catalog) as service:
+    service = Service(config, providers, catalog)
+    if config.log_requests == "yes":
+        service.happenings.listeners.append(log_happening)
+    async with service:
         yield service
 
 

@@ -301,6 +301,12 @@ class Config(StorageSettings):
             choices=("keys", "anyone", "nobody"),
         ),
     )
+    metrics_sandboxes: int = field(
+        default=50,
+        metadata=about(
+            "integer", "sandboxes that /metrics tells of one by one, oldest first", low=0, high=1000
+        ),
+    )
     max_snapshot: int = field(
         default=16 * GIB,
         metadata=about("bytes", "most that one snapshot may add to those below it", low=MIB),
@@ -325,6 +331,14 @@ class Config(StorageSettings):
         default="auto",
         metadata=about(
             "choice", "auto: text on a terminal, else JSON", choices=("auto", "json", "text")
+        ),
+    )
+    log_requests: str = field(
+        default="no",
+        metadata=about(
+            "choice",
+            "whether to log each request, and what happens to sandboxes",
+            choices=("no", "yes"),
         ),
     )
     max_limits: Limits = field(

@@ -8,13 +8,23 @@ with the first scrape, and rendering in a thread: neither holds up a request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
 
-from capsule.model import State
-from capsule.service import PoolStatus, Service, ShelfStatus, Stats
+from capsule.edge.observed import Observed, Request
+from capsule.model import Reason, State, Usage
+from capsule.service import (
+    Kind,
+    PoolStatus,
+    SandboxUsage,
+    Service,
+    ShelfStatus,
+    Spread,
+    Stats,
+    Tally,
+)
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -22,28 +32,42 @@ if TYPE_CHECKING:
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
 
+_ENDS = (Kind.DELETED, Kind.EXPIRED, Kind.FAILED)
 _SHELF = ("provider", "template", "runtime")
 
 Sample = tuple[tuple[str, ...], float]
 
 
 class Seen(NamedTuple):
-    """The service at one moment."""
+    """The server at one moment."""
 
     stats: Stats
     pool: PoolStatus
+    tally: Tally
+    observed: Observed
+    usages: Sequence[SandboxUsage]
 
 
 class Family(NamedTuple):
-    kind: str  # "gauge" or "counter", whose samples end in _total
+    kind: str  # "gauge", or "counter", whose samples end in _total
     name: str
     help: str
     labels: tuple[str, ...]
     samples: Iterable[Sample]
 
 
-async def scrape(service: Service) -> Response:
-    seen = Seen(service.stats(), service.pool())
+class Spreads(NamedTuple):
+    """Histograms of one name."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    samples: Iterable[tuple[tuple[str, ...], Spread]]
+
+
+async def scrape(service: Service, observed: Observed) -> Response:
+    used = await service.usages()
+    seen = Seen(service.stats(), service.pool(), service.tally, observed, used)
     return Response(await asyncio.to_thread(render, seen), media_type=MEDIA_TYPE)
 
 
@@ -62,9 +86,18 @@ def render(seen: Seen) -> bytes:
     return generate_latest(registry)
 
 
-def _metric(family: Family) -> Metric:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+def _metric(family: Family | Spreads) -> Metric:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
 
+    if isinstance(family, Spreads):
+        spreads = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+        for labels, spread in list(family.samples):
+            spreads.add_metric(labels, list(spread.up_to()), sum_value=spread.seconds)
+        return spreads
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
     metric: GaugeMetricFamily | CounterMetricFamily
     metric = kinds[family.kind](family.name, family.help, labels=family.labels)
@@ -73,8 +106,8 @@ def _metric(family: Family) -> Metric:
     return metric
 
 
-def _families(seen: Seen) -> Iterator[Family]:
-    stats, pool = seen
+def _families(seen: Seen) -> Iterator[Family | Spreads]:
+    stats, pool, tally, observed, _ = seen
     states = {state: stats.sandboxes.get(state, 0) for state in State if state is not State.GONE}
     yield Family(
         "gauge", "capsule_sandboxes", "Sandboxes by state.", ("state",), _by_name(states.items())
@@ -92,6 +125,23 @@ def _families(seen: Seen) -> Iterator[Family]:
     yield Family(
         "counter", "capsule_execs_begun", "Execs so far.", (), [((), float(stats.execs_begun))]
     )
+    yield Family(
+        "counter",
+        "capsule_sandboxes_ended",
+        "Sandboxes that were deleted, expired or failed.",
+        ("how",),
+        _by_name((kind.partition(".")[2], tally.sandboxes[kind]) for kind in _ENDS),
+    )
+    yield Family(
+        "counter",
+        "capsule_execs_ended",
+        "Execs whose end was seen, by why they ended.",
+        ("reason",),
+        _by_name((reason, tally.execs[reason]) for reason in Reason),
+    )
+    yield Spreads("capsule_exec_seconds", "How long execs ran.", (), [((), tally.exec_seconds)])
+    yield from _requests(observed)
+    yield from _usages(seen.usages)
     yield _one("capsule_draining", "1 while the server stops.", stats.draining)
     yield _one("capsule_launch_queue", "Creates that wait for their turn.", pool.waiting)
     yield _one("capsule_launches", "Boxes being launched.", pool.launching)
@@ -99,6 +149,52 @@ def _families(seen: Seen) -> Iterator[Family]:
     yield _one("capsule_pool_memory_bytes", "What ready boxes cost.", pool.memory_bytes)
     yield _one("capsule_pool_memory_max_bytes", "What they may cost.", pool.max_memory_bytes)
     yield from _shelves(pool.shelves)
+
+
+def _requests(observed: Observed) -> Iterator[Family | Spreads]:
+    yield Family(
+        "counter",
+        "capsule_http_requests",
+        "Requests and WebSockets by how they were answered.",
+        ("method", "route", "status"),
+        [
+            ((r.method, r.route, str(r.status)), float(n))
+            for r, n in observed.requests.copy().items()
+        ],
+    )
+    yield Spreads(
+        "capsule_http_request_seconds",
+        "From a request to the beginning of its answer.",
+        ("method", "route"),
+        list(observed.seconds.copy().items()),
+    )
+    yield _one("capsule_http_open", "Requests and WebSockets that are not over.", observed.open)
+
+
+def _labels(request: Request) -> tuple[str, ...]:
+    return request.method, request.route, str(request.status)
+
+
+def _usages(usages: Sequence[SandboxUsage]) -> Iterator[Family]:
+    def each(read: Callable[[Usage], float | None]) -> list[Sample]:
+        found = ((used, read(used.usage)) for used in usages)
+        return [((u.sandbox, u.template), float(value)) for u, value in found if value is not None]
+
+    for kind, name, help, read in (
+        ("counter", "cpu_seconds", "CPU time.", _cpu_seconds),
+        ("gauge", "memory_bytes", "Memory in use.", lambda u: u.memory_bytes),
+        ("gauge", "processes", "Processes that run.", lambda u: u.processes),
+        ("gauge", "disk_bytes", "Disk in use.", lambda u: u.disk_bytes),
+        ("counter", "read_bytes", "Read from the machine's disks.", lambda u: u.io_read_bytes),
+        ("counter", "written_bytes", "Written to them.", lambda u: u.io_write_bytes),
+        ("counter", "oom_kills", "Processes killed for lack of memory.", lambda u: u.oom_kills),
+    ):
+        text = f"{help} Of the oldest sandboxes, as many as metrics_sandboxes says."
+        yield Family(kind, f"capsule_sandbox_{name}", text, ("sandbox", "template"), each(read))
+
+
+def _cpu_seconds(usage: Usage) -> float | None:
+    return None if usage.cpu_ms is None else usage.cpu_ms / 1000
 
 
 def _shelves(shelves: Iterable[ShelfStatus]) -> Iterator[Family]:

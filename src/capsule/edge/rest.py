@@ -228,7 +228,7 @@ def server_routes(verbs: Verbs, types: Described, version: str) -> APIRouter:
         @router.get(metrics.PATH, **describe(types, raw=metrics.MEDIA_TYPE))
         async def scrape() -> Response:
             """Numbers for Prometheus: sandboxes, execs, the pool, who waits, the process."""
-            return await metrics.scrape(verbs.service)
+            return await metrics.scrape(verbs.service, verbs.observed)
 
     @router.get("/v1/pool", **describe(types, returns=PoolStatus))
     async def pool() -> Response:

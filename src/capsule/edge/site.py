@@ -71,7 +71,7 @@ def build_site(
     site: ASGIApp = KeyGuard(answering(route), config.api_keys, public=public)
     if config.allowed_origins:
         site = with_cors(site, config)
-    return gate.wrap(in_pieces(SiteGuard(site, config)))
+    return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))
 
 
 def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: SessionVerbs) -> FastAPI:

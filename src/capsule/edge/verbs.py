@@ -19,6 +19,7 @@ from capsule.edge.drain import Gate
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
+from capsule.edge.observed import Observed
 from capsule.edge.snapshot_verbs import SnapshotVerbs
 from capsule.edge.template_verbs import TemplateVerbs
 from capsule.edge.volume_verbs import VolumeVerbs
@@ -42,6 +43,7 @@ class Verbs:
         self.config = config
         self.service = service
         self.gate = gate
+        self.observed = Observed(log=config.log_requests == "yes")
         self.templates = TemplateVerbs(config, service, gate)
         self.snapshots = SnapshotVerbs(service, gate)
         self.volumes = VolumeVerbs(service, gate)

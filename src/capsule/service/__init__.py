@@ -4,13 +4,16 @@ from capsule.providers.images import Fetch, Image, Log, Recipe, Step
 from capsule.service.context import ContextInfo
 from capsule.service.context_calls import ContextCall, ContextRun
 from capsule.service.files import Files
+from capsule.service.happenings import Happening, Kind
 from capsule.service.live import LiveExec
 from capsule.service.live_run import LiveRun, RunResult
 from capsule.service.pool import PoolStatus
 from capsule.service.service import Service
 from capsule.service.shelf import ShelfStatus
+from capsule.service.tally import Spread, Tally
 from capsule.service.templates import Built, Tail, spool
 from capsule.service.terminal import Closing, TerminalSession
+from capsule.service.usages import SandboxUsage
 from capsule.service.values import (
     CreateRequest,
     ExecCall,
@@ -36,7 +39,9 @@ __all__ = [
     "ExecResult",
     "Fetch",
     "Files",
+    "Happening",
     "Image",
+    "Kind",
     "LiveExec",
     "LiveRun",
     "Log",
@@ -45,12 +50,15 @@ __all__ = [
     "RunCall",
     "RunResult",
     "Sandbox",
+    "SandboxUsage",
     "Service",
     "ShelfStatus",
     "Snapshot",
+    "Spread",
     "Stats",
     "Step",
     "Tail",
+    "Tally",
     "TarResult",
     "Terminal",
     "TerminalSession",

@@ -16,11 +16,12 @@ from capsule.errors import (
 from capsule.link.collect import Collected
 from capsule.link.exec_stream import ExecStream
 from capsule.link.link import AgentLink
-from capsule.model import WORKSPACE, ExecId, ExecInfo
+from capsule.model import WORKSPACE, ExecId, ExecInfo, ExecRequest, Exit
 from capsule.service import validate
 from capsule.service.access import Access
 from capsule.service.context_calls import is_kernel
 from capsule.service.entry import Entry
+from capsule.service.happenings import Ended, Happening, Kind
 from capsule.service.jobs import Call, Job, Jobs, check_stdin
 from capsule.service.live import LiveExec
 from capsule.service.once import NOT_STARTED, Once, gather
@@ -40,6 +41,8 @@ MAX_OFFSET = 2**62
 class Execs:
     def __init__(self, parts: Parts, access: Access) -> None:
         self._access = access
+        self._clock = parts.clock
+        self._happenings = parts.happenings
         self._sessions = Sessions(parts.store)
         self._jobs = Jobs(parts.config, self._sessions)
         self._once = Once(parts.store, parts.clock)
@@ -64,8 +67,16 @@ class Execs:
                     done = await self._collect_once(entry, link, job, call)
         if job.session is not None and entry.link is link:  # not reset meanwhile
             await self._sessions.learn(entry, job.session, job.request, done.carry)
+        self._tell(entry, job.request, done.exit)
         await self.mark(entry, job.request.id, job.request.argv)
         return ExecResult(job.request.id, done.exit, done.stdout, done.stderr)
+
+    def _tell(self, entry: Entry, request: ExecRequest, exit: Exit) -> None:
+        ended = Ended(request.id, tuple(request.argv), exit)
+        now, template = self._clock.now(), entry.template.name
+        self._happenings.tell(
+            Happening(Kind.FINISHED, now, entry.id, template, entry.provider, exec=ended)
+        )
 
     async def _collect(self, entry: Entry, link: AgentLink, job: Job) -> Collected:
         await _write_code(link, job)
@@ -135,12 +146,13 @@ class Execs:
             if job.session is not None and entry.link is link:
                 await self._sessions.learn(entry, job.session, job.request, stream.carry)
             await _remove_code(link, job)
+            if is_new and stream.exit is not None:
+                self._tell(entry, job.request, stream.exit)
             await self.mark(entry, job.request.id, job.request.argv)
 
         live = self._live(entry, link, stream, permit=permit)
-        due = job.session is not None or job.program.path is not None or job.stdin
-        if due or entry.steps:
-            live.on_end(ended, self._left.spawn)
+        due = bool(job.session or job.program.path or job.stdin or entry.steps)
+        live.on_end(ended, self._left.spawn, holds=due)
         if is_new and job.stdin and not stdin_open:
             live.feed(job.stdin)
         return live

@@ -7,11 +7,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
+import structlog
+
 from capsule.errors import CapsuleError, InvalidError, UnavailableError
 from capsule.link.exec_stream import ExecStream, Gap, Output
 from capsule.model import ExecId, Exit, Stream
 from capsule.service import validate
 from capsule.service.permits import Permit
+
+log = structlog.get_logger(__name__)
 
 Explain = Callable[[UnavailableError], Awaitable[CapsuleError]]
 Ended = Callable[[ExecStream], Awaitable[None]]
@@ -20,8 +24,8 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 
 class LiveExec:
     """Iterate for output; `exit` is set when that ends. Closing leaves the program running: what
-    is due at its end (its session's report, its code's removal) and input not sent yet are then
-    seen to by a task of the service.
+    is due at its end (its session's report, its code's removal, who is told of it) and input not
+    sent yet are then seen to by a task of the service.
 
     Iterating raises UnavailableError when the connection breaks (attach again from `offsets`) and
     GoneError when the sandbox was ended meanwhile; `exit` then stays None. One reader at a time.
@@ -46,6 +50,7 @@ class LiveExec:
         self._listens = listens  # and has no way in
         self._ended: Ended | None = None
         self._spawn: Spawn | None = None
+        self._holds = True
         self._closed = False
         self._feeder: asyncio.Task[None] | None = None
 
@@ -86,10 +91,12 @@ class LiveExec:
         if ended is not None:
             await ended(self._stream)
 
-    def on_end(self, ended: Ended, spawn: Spawn) -> None:
-        """What is to be done once its exit was seen, and who sees it when the caller leaves."""
+    def on_end(self, ended: Ended, spawn: Spawn, *, holds: bool = True) -> None:
+        """What is to be done once its exit was seen, and who sees it when the caller leaves.
+        `holds`: it keeps its permit until then."""
         self._ended = ended
         self._spawn = spawn
+        self._holds = holds
 
     def feed(self, data: bytes) -> None:
         """Send all of the program's input, and its end, while the caller reads."""
@@ -136,6 +143,8 @@ class LiveExec:
             return
         self._closed = True
         if self._spawn is not None and self.exit is None and self._ended is not None:
+            if not self._holds:
+                self._release()
             self._spawn(self._see_off(), f"see off exec {self.exec_id}")
         else:
             await self._let_go()
@@ -145,6 +154,8 @@ class LiveExec:
             async for _ in self._stream:
                 pass
             await self._end()
+        except UnavailableError as error:  # its box is gone, or does not answer
+            log.debug("end of an exec not seen", id=self.exec_id, reason=error.message)
         finally:
             await self._let_go()
 

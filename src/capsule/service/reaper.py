@@ -24,6 +24,7 @@ from capsule.errors import CapsuleError, NotSupportedError
 from capsule.model import State
 from capsule.service.adoption import remove_orphans
 from capsule.service.entry import Entry
+from capsule.service.happenings import Kind
 from capsule.service.pausing import Pausing
 from capsule.service.pulse import Pulse
 from capsule.service.sandboxes import RETRY, Parts, Sandboxes
@@ -87,7 +88,7 @@ class Reaper:
                 # Whoever renewed it while we asked has won; nobody can between this and the end.
                 still = self._over(entry, self._clock.monotonic())
                 if still and not await self._paused(entry):
-                    await self._sandboxes.end(entry, reason)
+                    await self._sandboxes.end(entry, reason, Kind.EXPIRED)
         except CapsuleError as error:
             entry.retry_at = self._clock.monotonic() + RETRY
             log.warning("sandbox not removed yet", sandbox=entry.id, reason=error.message)

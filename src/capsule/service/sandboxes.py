@@ -40,6 +40,7 @@ from capsule.service.admission import Admission, create_fingerprint, spec_of
 from capsule.service.clock import Clock
 from capsule.service.context import ContextRecord
 from capsule.service.entry import MOVES, Entry, over
+from capsule.service.happenings import Happening, Happenings, Kind
 from capsule.service.pool import Pool
 from capsule.service.room import Room
 from capsule.service.store import CREATE, Claim, Store
@@ -65,6 +66,7 @@ class Parts:
     store: Store
     clock: Clock
     room: Room  # for large answers
+    happenings: Happenings
 
 
 class Sandboxes:
@@ -104,6 +106,18 @@ class Sandboxes:
         entry.reason = reason or entry.reason
         if to is State.GONE:
             self._bury(entry)
+
+    def _tell(self, kind: Kind, entry: Entry) -> None:
+        self._parts.happenings.tell(
+            Happening(
+                kind,
+                self._clock.now(),
+                entry.id,
+                entry.template.name,
+                entry.provider,
+                entry.reason,
+            )
+        )
 
     def enter(self, entry: Entry) -> None:
         """Register one that is new, or known from the store."""
@@ -239,6 +253,7 @@ class Sandboxes:
         entry.active = entry.checked = self._clock.monotonic()
         entry.launching = None
         self.move(entry, State.RUNNING)
+        self._tell(Kind.CREATED, entry)
 
     async def _launch_box(self, entry: Entry) -> None:
         got = await self.pool.obtain(entry.provider, spec_of(entry), entry.box_id)
@@ -266,14 +281,14 @@ class Sandboxes:
     async def delete(self, id: str, reason: str = "it was deleted") -> None:
         await self.end(self.find(id), reason)
 
-    async def end(self, entry: Entry, reason: str) -> None:
+    async def end(self, entry: Entry, reason: str, kind: Kind = Kind.DELETED) -> None:
         """Returns when nothing is left of it. It has begun to end before the first await."""
         if entry.ending is None:
             entry.reason = reason if entry.state is not State.FAILED else entry.reason
-            entry.ending = self._tasks.spawn(self._end(entry, reason), f"end {entry.id}")
+            entry.ending = self._tasks.spawn(self._end(entry, reason, kind), f"end {entry.id}")
         await outcome(entry.ending)
 
-    async def _end(self, entry: Entry, reason: str) -> None:
+    async def _end(self, entry: Entry, reason: str, kind: Kind) -> None:
         try:
             if entry.launching is not None:
                 entry.launching.cancel()
@@ -285,6 +300,7 @@ class Sandboxes:
                 return  # it had not been launched, and has cleaned up after itself
             if entry.state is not State.STOPPING:
                 self.move(entry, State.STOPPING, reason)
+                self._tell(kind, entry)
                 await self.note(entry)
             await self._destroy_box(entry)
         except BaseException:
@@ -341,6 +357,7 @@ class Sandboxes:
             return
         log.warning("sandbox failed", sandbox=entry.id, reason=reason)
         self.move(entry, State.FAILED, reason)
+        self._tell(Kind.FAILED, entry)
         entry.link = None
         entry.end()
         self._tasks.spawn(self._scrap(entry), f"scrap {entry.id}")

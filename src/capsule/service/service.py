@@ -37,6 +37,7 @@ from capsule.service.clock import Clock, SystemClock
 from capsule.service.contexts import Contexts
 from capsule.service.execs import Execs
 from capsule.service.files import Files
+from capsule.service.happenings import Happenings
 from capsule.service.live import LiveExec
 from capsule.service.lock import DirectoryLock
 from capsule.service.pausing import Pausing
@@ -50,8 +51,10 @@ from capsule.service.snapshot_moves import SnapshotMoves
 from capsule.service.snapshots import Snapshots
 from capsule.service.steps import Steps
 from capsule.service.store import SqliteStore, Store
+from capsule.service.tally import Tally
 from capsule.service.templates import Templates, shares
 from capsule.service.terminal import Terminals, TerminalSession
+from capsule.service.usages import SandboxUsage, usages
 from capsule.service.values import (
     CreateRequest,
     ExecCall,
@@ -80,8 +83,10 @@ class Service:
         self._capabilities: dict[str, Capabilities] = {}
         self._clock = clock or SystemClock()
         self._store = store or SqliteStore(config.data_dir / "capsule.db")
+        self.happenings = Happenings()
+        self.tally = Tally(self.happenings)
         room = Room(config.answer_memory)
-        self._parts = Parts(config, providers, self._store, self._clock, room)
+        self._parts = Parts(config, providers, self._store, self._clock, room, self.happenings)
         late = frozenset(n for n, p in providers.items() if isinstance(p, OnDemand))
         admission = Admission(config, catalog, self._capabilities, self._clock, late=late)
         self._pool = Pool(config, providers, catalog, self._clock)
@@ -211,6 +216,10 @@ class Service:
             execs_begun=self._execs.permits.begun,
             started=self._pool.obtained,
         )
+
+    async def usages(self) -> Sequence[SandboxUsage]:
+        """Of as many sandboxes as `metrics_sandboxes` says."""
+        return await usages(self._sandboxes.entries.values(), self.config.metrics_sandboxes)
 
     def pool(self) -> PoolStatus:
         """What is ready, and how often it was wanted."""

@@ -1,0 +1,51 @@
+"""What each of the living sandboxes uses, for whoever watches the server. To be looked at is no
+activity: nobody's idle time begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from capsule.errors import CapsuleError
+from capsule.model import SandboxId, State, Usage
+from capsule.providers.contract import Measured
+from capsule.service.entry import Entry
+
+AT_ONCE = 16
+WITHIN = 1.0  # for all of them: who does not answer by then is left out
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxUsage:
+    sandbox: SandboxId
+    template: str
+    usage: Usage
+
+
+async def usages(entries: Iterable[Entry], most: int) -> list[SandboxUsage]:
+    """Of the `most` that were created first."""
+    living = [e for e in entries if e.state is State.RUNNING and e.link is not None][:most]
+    waiting, found = iter(living), []
+
+    async def work() -> None:
+        for entry in waiting:
+            try:
+                used = await _usage(entry)
+            except (CapsuleError, OSError):
+                continue
+            found.append(SandboxUsage(entry.id, entry.template.name, used))
+
+    workers = [asyncio.create_task(work()) for _ in living[:AT_ONCE]]
+    if workers:
+        _, late = await asyncio.wait(workers, timeout=WITHIN)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+    return found
+
+
+async def _usage(entry: Entry) -> Usage:
+    assert entry.link is not None  # it was when it was chosen
+    inside = await entry.link.usage()
+    return await entry.box.measure(inside) if isinstance(entry.box, Measured) else inside

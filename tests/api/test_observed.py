@@ -1,0 +1,163 @@
+"""What an operator sees of a server: ids of requests, counts by route and by how execs ended, what
+sandboxes use, and the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support import eventually
+from tests.support.servers import RealServer, real_server
+
+pytestmark = pytest.mark.real
+
+KEY = "correct-horse-battery-staple"
+Samples = dict[tuple[str, ...], float]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RealServer]:
+    settings = {"API_KEYS": KEY, "METRICS": "anyone", "METRICS_SANDBOXES": "1"}
+    with real_server(LOG_REQUESTS="yes", LOG_LEVEL="info", LOG_FORMAT="json", **settings) as made:
+        yield made
+
+
+def client(server: RealServer, **headers: str) -> httpx.AsyncClient:
+    keys = {"Authorization": f"Bearer {KEY}", **headers}
+    return httpx.AsyncClient(base_url=server.url, headers=keys, timeout=30)
+
+
+async def read(server: RealServer) -> Samples:
+    async with httpx.AsyncClient(base_url=server.url) as http:
+        text = (await http.get("/metrics")).text
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def logged(server: RealServer, **wanted: object) -> list[dict[str, object]]:
+    lines = (server.base / "log").read_text().splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return [each for each in found if wanted.items() <= each.items()]
+
+
+async def create(http: httpx.AsyncClient, **body: object) -> str:
+    answer = await http.post("/v1/sandboxes", json={"template": "bash", **body})
+    assert answer.status_code == 201, answer.text
+    id: str = answer.json()["id"]
+    return id
+
+
+async def test_every_answer_has_an_id_and_a_client_may_choose_it(server: RealServer) -> None:
+    async with client(server) as http:
+        first = (await http.get("/health")).headers["x-request-id"]
+        second = (await http.get("/v1/sandboxes")).headers["x-request-id"]
+        assert first != second
+        mine = await http.get("/v1/nowhere", headers={"X-Request-Id": "order-7:retry.1"})
+        assert mine.headers["x-request-id"] == "order-7:retry.1"
+        for bad in ("two words", "x" * 200, 'quote"', "ümlaut"):
+            answer = await http.get("/health", headers={b"X-Request-Id": bad.encode()})
+            assert answer.headers["x-request-id"] != bad
+    async with httpx.AsyncClient(base_url=server.url) as http:
+        refused = await http.get("/v1/sandboxes")
+        assert refused.status_code == 401
+        assert refused.headers["x-request-id"]
+
+
+async def test_requests_are_counted_by_route_and_nobody_makes_up_new_ones(
+    server: RealServer,
+) -> None:
+    before = await read(server)
+    async with client(server) as http:
+        for name in ("one", "two", "three"):
+            assert (await http.get(f"/v1/sandboxes/{name}")).status_code == 404
+            assert (await http.get(f"/made/up/{name}")).status_code == 404
+    after = await read(server)
+
+    def more(*labels: str) -> float:
+        key = ("capsule_http_requests_total", *labels)
+        return after.get(key, 0) - before.get(key, 0)
+
+    assert more("GET", "/v1/sandboxes/{id}", "404") == 3
+    assert more("GET", "none", "404") == 3
+    assert not any("/made/up" in label for key in after for label in key)
+    bucket = ("capsule_http_request_seconds_bucket", "+Inf", "GET", "/v1/sandboxes/{id}")
+    assert after[bucket] >= 3
+
+
+async def test_ends_of_execs_are_counted_by_their_reason_also_those_nobody_waits_for(
+    server: RealServer,
+) -> None:
+    before = await read(server)
+    async with client(server) as http:
+        id = await create(http)
+        path = f"/v1/sandboxes/{id}/execs"
+        await http.post(path, json={"cmd": ["true"]})
+        await http.post(path, json={"cmd": ["sleep", "20"], "timeout_ms": 100})
+        body, accept = {"cmd": ["sleep", "1"]}, {"Accept": "text/event-stream"}
+        async with http.stream("POST", path, json=body, headers=accept) as stream:
+            assert stream.is_success  # and nobody reads on
+
+        async def counted() -> bool:
+            now = await read(server)
+            ended = "capsule_execs_ended_total"
+            return {
+                reason: now[ended, reason] - before[ended, reason]
+                for reason in ("exited", "timed_out", "signaled")
+            } == {"exited": 2, "timed_out": 1, "signaled": 0}
+
+        await eventually(counted, what="all three were counted")
+        await http.delete(f"/v1/sandboxes/{id}")
+    after = await read(server)
+    key = ("capsule_sandboxes_ended_total", "deleted")
+    assert after[key] == before[key] + 1
+    assert after["capsule_exec_seconds_count",] == before["capsule_exec_seconds_count",] + 3
+
+
+async def test_what_sandboxes_use_is_told_of_as_many_as_configured(server: RealServer) -> None:
+    async with client(server) as http:
+        first, second = await create(http), await create(http)
+        busy = "for ((i = 0; i < 100000; i++)); do :; done"
+        await http.post(f"/v1/sandboxes/{first}/execs", json={"cmd": ["bash", "-c", busy]})
+        seen = await read(server)
+        assert seen["capsule_sandbox_cpu_seconds_total", first, "bash"] > 0
+        assert seen["capsule_sandbox_memory_bytes", first, "bash"] > 0
+        assert not any(second in key for key in seen)
+        for id in (first, second):
+            await http.delete(f"/v1/sandboxes/{id}")
+    assert not any(first in key for key in await read(server))
+
+
+async def test_to_be_looked_at_is_no_activity(server: RealServer) -> None:
+    async with client(server) as http:
+        id = await create(http, idle_timeout_ms=2000)
+
+        async def gone() -> bool:
+            await read(server)
+            return (await http.get(f"/v1/sandboxes/{id}")).status_code == 410
+
+        await eventually(gone, what="it was idle", within=15)
+    seen = await read(server)
+    assert seen["capsule_sandboxes_ended_total", "expired"] >= 1
+
+
+async def test_the_log_has_request_sandbox_and_exec(server: RealServer) -> None:
+    async with client(server, **{"X-Request-Id": "look-for-me"}) as http:
+        id = await create(http)
+        done = await http.post(f"/v1/sandboxes/{id}/execs", json={"cmd": ["false"]})
+        exec_id = done.json()["exec_id"]
+        await http.delete(f"/v1/sandboxes/{id}")
+    mine = logged(server, request="look-for-me")
+    asked = [line for line in mine if line["event"] == "request"]
+    assert [line["status"] for line in asked] == [201, 200, 200]
+    assert asked[1]["route"] == "/v1/sandboxes/{id}/execs"
+    assert asked[1]["sandbox"] == id
+    (ended,) = (line for line in mine if line["event"] == "exec.finished")
+    assert (ended["sandbox"], ended["exec"], ended["code"]) == (id, exec_id, 1)
+    assert {line["event"] for line in mine} >= {"sandbox.created", "sandbox.deleted"}
