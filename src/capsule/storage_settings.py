@@ -36,7 +36,10 @@ class StorageSettings:
     storage_bytes: int = field(
         default=20 * GIB,
         metadata=about(
-            "bytes", "most that all artifacts may have together; the oldest go first", low=MIB
+            "bytes",
+            "most that all artifacts may have together, and the files of all closed sessions, and "
+            "the text in the log; the oldest go first, and one session has at most a quarter",
+            low=MIB,
         ),
     )
     max_artifact: int = field(

@@ -442,3 +442,15 @@ async def test_what_curl_calls_a_form_is_taken_from_curl_alone(api: Api) -> None
 async def test_an_unknown_session_is_not_found(api: Api, body: dict[str, Any]) -> None:
     answer = await api.http.post("/api/e2b/execute", json=body)
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+
+
+async def test_a_list_can_be_read_in_parts(api: Api, session: Session) -> None:
+    other = await begin(api, metadata={"team": "blue"})
+    after = {"after": session.id, "limit": 1}
+    (found,) = (await ok(api.http.get("/api/sessions", params=after)))["sessions"]
+    assert found["session_id"] == other.id and found["metadata"] == {"team": "blue"}
+    await api.http.delete(other.path)
+    closed = await ok(api.http.get("/api/sessions", params={"state": "closed"}))
+    assert other.id not in [each["session_id"] for each in closed["sessions"]]
+    assert (await api.http.get("/api/sessions", params={"state": "no"})).status_code == 400
+    assert (await api.http.get("/api/sessions", params={"after": "no"})).status_code == 404

@@ -113,8 +113,10 @@ async def test_text_may_be_forgotten_without_breaking_it(ledger: Ledger, tmp_pat
     ours, theirs = await filled(ledger)
     await ledger.forget(theirs)
     assert verify_file(tmp_path / "sessions.db").broken == ()
-    assert [each.texts.command for each in await ledger.log(theirs, after=0, limit=9)] == [None] * 3
-    kept = (await ledger.log(ours, after=0, limit=9))[0].texts
+    assert [
+        each.texts.command for each in await ledger.log(theirs, after=0, limit=9, most=10**6)
+    ] == [None] * 3
+    kept = (await ledger.log(ours, after=0, limit=9, most=10**6))[0].texts
     assert kept.stdout == b"0123456789", "as much as the cap allows"
 
 
@@ -124,7 +126,7 @@ async def test_old_entries_go_from_the_beginning_only(ledger: Ledger, tmp_path: 
     for at in (10.0, 20.0, 5.0, 30.0):  # a clock that was set back makes no hole
         await run(ledger, one, "x", at)
     await ledger.expire(15.0)
-    left = await ledger.log(one, after=0, limit=9)
+    left = await ledger.log(one, after=0, limit=9, most=10**6)
     assert [each.number for each in left] == [2, 3, 4]
     assert verify_file(tmp_path / "sessions.db").broken == ()
     await ledger.expire(1000.0)
@@ -183,3 +185,43 @@ async def test_the_oldest_artifacts_go_when_there_are_too_many_bytes(ledger: Led
     left = await ledger.artifacts(one)
     assert [each.name for each in left] == [str(n) for n in range(16, 40)]
     assert await ledger.in_use() == {f"hash-{n}" for n in range(16, 40)}
+
+
+async def test_a_long_log_comes_in_parts(ledger: Ledger) -> None:
+    one = session("a")
+    await ledger.add(one)
+    for _ in range(5):
+        await run(ledger, one, "x" * CAP, out=b"y" * CAP)
+    whole = await ledger.log(one, after=0, limit=9, most=10**6)
+    size = len(str(whole[0].said))
+    part = await ledger.log(one, after=0, limit=9, most=2 * size)
+    assert 1 <= len(part) < 5
+    assert len(await ledger.log(one, after=0, limit=9, most=1)) == 1, "one at least"
+    assert [each.number for each in await ledger.log(one, after=3, limit=9, most=10**6)] == [4, 5]
+
+
+async def test_the_oldest_text_goes_when_there_is_too_much(ledger: Ledger, tmp_path: Path) -> None:
+    one = session("a")
+    await ledger.add(one)
+    for _ in range(300):
+        await run(ledger, one, "x" * CAP)
+    await ledger.shrink(CAP * 100)
+    log = await ledger.log(one, after=0, limit=999, most=10**6)
+    assert log[0].texts.command is None and log[-1].texts.command is not None
+    assert verify_file(tmp_path / "sessions.db").broken == ()
+
+
+async def test_who_was_not_used_for_long_enough(ledger: Ledger) -> None:
+    await ledger.add(session("a", idle_timeout=10.0, active=100.0))
+    await ledger.add(session("b", idle_timeout=50.0, active=100.0))
+    await ledger.add(session("c", idle_timeout=10.0, active=100.0, phase=Phase.CLOSED))
+    assert [each.id for each in await ledger.unused(109.0)] == []
+    assert [each.id for each in await ledger.unused(111.0)] == ["a"]
+
+
+async def test_a_long_list_comes_in_parts(ledger: Ledger) -> None:
+    for number in range(5):
+        await ledger.add(session(str(number), created=float(number // 2)))
+    first = await ledger.list(limit=2)
+    rest = await ledger.list(after=first[-1])
+    assert [each.id for each in (*first, *rest)] == ["0", "1", "2", "3", "4"]

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from capsule.errors import CapacityError, NotFoundError, NotSupportedError, WrongStateError
+from capsule.errors import (
+    CapacityError,
+    ConflictError,
+    NotFoundError,
+    NotSupportedError,
+    WrongStateError,
+)
 from capsule.service import CreateRequest, Service
 from capsule.sessions.ledger import verify_file
 from capsule.sessions.plan import Wish
@@ -204,18 +210,57 @@ async def test_what_is_old_is_removed(folder: Path) -> None:
         assert await sessions.list(ME, Phase.DELETED) == []
 
 
-async def test_the_oldest_artifacts_give_way(folder: Path) -> None:
+async def test_the_oldest_artifacts_and_files_give_way(folder: Path) -> None:
     clock = TurnedClock()
     most = 1024 * 1024
     async with serving(folder) as service, sitting(service, clock, storage_bytes=most) as sessions:
-        await sessions.create(ME, BASH)
-        for number in range(3):
-            await sh(sessions, f"head -c 500000 /dev/urandom > artifacts/{number}")
+        for number in range(6):
+            await sessions.create(ME, replace(BASH, session_id=f"s{number}"))
+            code = "head -c 250000 /dev/urandom > artifacts/a; head -c 10 /dev/zero > artifacts/b"
+            done = await sessions.execute(ME, f"s{number}", code)
+            assert [each.name for each in done.artifacts] == ["a", "b"]
+            await sessions.close(ME, f"s{number}")
             clock.pass_time(1)
-        assert len(blobs(folder)) == 3
         await sessions.tidy()
-        left = [each.name for each in await sessions.artifacts(ME, "s")]
-        assert len(blobs(folder)) == len(left) and "0" not in left
+        left = {each for each in range(6) if await sessions.artifacts(ME, f"s{each}")}
+        assert 5 in left and 0 not in left and len(blobs(folder)) == len(left) + 1
+        kept = [each.id for each in await sessions.list(ME) if each.kept]
+        assert kept == ["s2", "s3", "s4", "s5"] and len(service.snapshots.list()) == 4
+        assert (await sessions.get(ME, "s0")).reason == "its files gave way to newer ones"
+
+
+async def test_one_session_has_its_share_of_the_storage(folder: Path) -> None:
+    most = 1024 * 1024
+    async with serving(folder) as service, sitting(service, storage_bytes=most) as sessions:
+        await sessions.create(ME, BASH)
+        code = "for i in 1 2 3; do head -c 100000 /dev/urandom > artifacts/$i; done"
+        done = await sessions.execute(ME, "s", code)
+        assert len(done.artifacts) == 2
+        assert "may have 62144 more" in done.skipped[0].reason
+
+
+async def test_many_files_come_in_parts(folder: Path) -> None:
+    async with serving(folder) as service, sitting(service) as sessions:
+        await sessions.create(ME, BASH)
+        code = "for i in $(seq 1 250); do echo $((i % 3)) > artifacts/$i; done"
+        done = await sessions.execute(ME, "s", code)
+        assert len(done.artifacts) == 200 and len(done.skipped) == 50
+        assert "next execution" in done.skipped[0].reason and len(blobs(folder)) == 3
+        assert len((await sessions.execute(ME, "s", "true")).artifacts) == 50
+
+
+async def test_a_snapshot_that_somebody_removed_is_told_once(folder: Path) -> None:
+    async with serving(folder) as service, sitting(service) as sessions:
+        await sessions.create(ME, BASH)
+        await sh(sessions, "echo 1 > f")
+        closed = await sessions.close(ME, "s")
+        assert closed.kept is not None
+        await service.snapshots.delete(closed.kept.name)
+        with pytest.raises(ConflictError, match="files of session s are gone"):
+            await sessions.reopen(ME, "s")
+        assert (await sessions.get(ME, "s")).phase is Phase.CLOSED
+        await sessions.reopen(ME, "s")
+        assert await sh(sessions, "ls") == "artifacts\n"
 
 
 async def test_a_file_that_is_too_large_is_named_and_not_kept(folder: Path) -> None:

@@ -78,9 +78,17 @@ def _life(router: APIRouter, verbs: SessionVerbs, types: Described) -> None:
         return reply(await verbs.create(tenant_of(request), wanted, base_of(request)), 201)
 
     @router.get("/sessions", **describe(types, returns=sv.SessionsView))
-    async def list_sessions(request: Request, state: State | None = None) -> Response:
-        """All sessions, oldest first; those that were deleted only if they are asked for."""
-        return reply(await verbs.list(tenant_of(request), state, base_of(request)))
+    async def list_sessions(
+        request: Request,
+        state: State | None = None,
+        after: Annotated[str | None, Query(max_length=64)] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        """Sessions, oldest first, those made after `after`; those that were deleted only if they
+        are asked for.
+        """
+        who, base = tenant_of(request), base_of(request)
+        return reply(await verbs.list(who, base, state=state, after=after, limit=limit))
 
     @router.get("/sessions/{session_id}", **describe(types, returns=sv.SessionStateView))
     async def get(session_id: str, request: Request) -> Response:

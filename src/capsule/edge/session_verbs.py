@@ -44,9 +44,14 @@ class SessionVerbs:
         )
         return sv.StartedSessionView.of(await self._sessions.create(who, wish), base)
 
-    async def list(self, who: str, state: str | None, base: str) -> sv.SessionsView:
-        found = await self._sessions.list(who, Phase(state) if state else None)
-        return sv.SessionsView(sessions=[await self._view(each, base) for each in found])
+    async def list(
+        self, who: str, base: str, *, state: str | None, after: str | None, limit: int
+    ) -> sv.SessionsView:
+        phase = Phase(state) if state else None
+        found = await self._sessions.list(who, phase, after=after, limit=limit)
+        counts = await self._sessions.counts(*found)
+        pairs = zip(found, counts, strict=True)
+        return sv.SessionsView(sessions=[sv.SessionStateView.of(*each, base) for each in pairs])
 
     async def get(self, who: str, id: str, base: str) -> sv.SessionStateView:
         return await self._view(await self._sessions.get(who, id), base)
@@ -145,7 +150,8 @@ class SessionVerbs:
         return registry.get(kind, name)
 
     async def _view(self, session: Session, base: str) -> sv.SessionStateView:
-        return sv.SessionStateView.of(session, await self._sessions.counts(session), base)
+        (counts,) = await self._sessions.counts(session)
+        return sv.SessionStateView.of(session, counts, base)
 
 
 def described(tool: Tool, form: str) -> Any:

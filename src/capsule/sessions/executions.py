@@ -40,6 +40,7 @@ class Executions:
         self._harvest = harvest
         self._clock = clock
         self._tasks = Tasks()
+        self.kept_bytes = 0  # since somebody has looked
         self._busy: Counter[str] = Counter()
         # Two that end at once must not keep one file twice.
         self._gathering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -91,6 +92,7 @@ class Executions:
                 )
             finally:
                 self._harvest.release(found.artifacts)
+        self.kept_bytes += sum(each.size for each in found.artifacts)
         return Executed(number, did, found.artifacts, found.skipped)
 
     async def _gather(self, session: Session, did: Outcome) -> Found:

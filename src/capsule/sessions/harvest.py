@@ -23,7 +23,9 @@ log = structlog.get_logger(__name__)
 
 FOLDER = f"{WORKSPACE}/artifacts"
 MAX_ARTIFACTS = 1000  # per session
+MAX_AT_ONCE = 200  # per execution; the others come with the next
 MAX_SEEN = 10_000  # entries of the folder that are looked at
+MORE = f"more than {MAX_AT_ONCE} at once; the next execution takes some of them"
 FULL = f"the session has {MAX_ARTIFACTS} artifacts, which is the limit"
 UNKNOWN = "application/octet-stream"
 # The forms of a result that are files of their own.
@@ -50,10 +52,34 @@ class Found(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
+class _Room:
+    """What one execution may still add to its session."""
+
+    def __init__(self, files: int, size: int) -> None:
+        self._files, self._at_once, self._size = files, MAX_AT_ONCE, size
+
+    def refuses(self, size: int) -> str:
+        """Why not; "" takes the room."""
+        if self._files <= 0:
+            return FULL
+        if self._at_once <= 0:
+            return MORE
+        if size > self._size:
+            return f"{size} bytes, and the session's artifacts may have {max(self._size, 0)} more"
+        self._files, self._at_once, self._size = (
+            self._files - 1,
+            self._at_once - 1,
+            self._size - size,
+        )
+        return ""
+
+
 class Harvest:
-    def __init__(self, blobs: Blobs, *, most: int) -> None:
+    def __init__(self, blobs: Blobs, *, most: int, most_together: int) -> None:
+        """`most` bytes in one file, `most_together` in all of a session's."""
         self._blobs = blobs
         self._most = most
+        self._most_together = most_together
 
     async def gather(
         self,
@@ -86,20 +112,20 @@ class Harvest:
         kept: list[Artifact],
     ) -> tuple[Skipped, ...]:
         skipped: list[Skipped] = []
-        room = MAX_ARTIFACTS - len(known)
+        room = _Room(MAX_ARTIFACTS - len(known), self._most_together - _size(known))
         for name, mime, data in carried(results, len(known)):
-            if len(kept) < room:
-                blob = await self._blobs.add_bytes(data, len(data))
-                kept.append(_artifact(session, name, "result", mime, blob, now))
-            else:
-                skipped.append(Skipped(name, len(data), FULL))
+            if reason := room.refuses(len(data)):
+                skipped.append(Skipped(name, len(data), reason))
+                continue
+            blob = await self._blobs.add_bytes(data, len(data))
+            kept.append(_artifact(session, name, "result", mime, blob, now))
         for stat in await self._new_files(files, known) if files else ():
             assert files is not None
-            got = await self._take(files, stat) if len(kept) < room else FULL
+            got = room.refuses(stat.size) or await self._take(files, stat)
             if isinstance(got, Blob):
                 name = name_of(stat)
                 kept.append(_artifact(session, name, "file", mime_of(name), got, now, stat.mtime))
-            else:
+            elif len(skipped) < MAX_AT_ONCE:
                 skipped.append(Skipped(name_of(stat), stat.size, got))
         return tuple(skipped)
 
@@ -128,6 +154,10 @@ class Harvest:
             for each in sorted(found, key=lambda each: each.path)
             if last.get(name_of(each)) != (each.size, each.mtime)
         ]
+
+
+def _size(known: Iterable[Artifact]) -> int:
+    return sum({each.sha256: each.size for each in known}.values())
 
 
 def name_of(stat: FileStat) -> str:

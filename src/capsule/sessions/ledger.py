@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import builtins
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -128,17 +128,43 @@ class Ledger:
             (tenant, id),
         )
 
+    async def unused(self, now: float) -> builtins.list[Session]:
+        """Those that are open, and have not been used for as long as they may be."""
+        rows = await self._db.run(
+            lambda db: db.execute(
+                "SELECT body, active FROM sessions WHERE phase = 'open'"
+                " AND active + json_extract(CAST(body AS TEXT), '$.idle_timeout') < ?",
+                (now,),
+            ).fetchall()
+        )
+        return [_session(*row) for row in rows]
+
     async def list(
-        self, *, tenant: str | None = None, phase: Phase | None = None, before: float | None = None
-    ) -> list[Session]:
+        self,
+        *,
+        tenant: str | None = None,
+        phase: Phase | None = None,
+        before: float | None = None,
+        after: Session | None = None,
+        limit: int = -1,
+    ) -> builtins.list[Session]:
         """Oldest first; all but the deleted, unless it is those that are asked for. `before`: not
-        used since then."""
+        used since then. `after`: made after that one."""
         rows = await self._db.run(
             lambda db: db.execute(
                 "SELECT body, active FROM sessions WHERE (:tenant IS NULL OR tenant = :tenant)"
                 " AND (phase = :phase OR :phase IS NULL AND phase <> 'deleted')"
-                " AND (:before IS NULL OR active < :before) ORDER BY created",
-                {"tenant": tenant, "phase": phase and str(phase), "before": before},
+                " AND (:before IS NULL OR active < :before)"
+                " AND (:uid IS NULL OR (created, uid) > (:created, :uid))"
+                " ORDER BY created, uid LIMIT :limit",
+                {
+                    "tenant": tenant,
+                    "phase": phase and str(phase),
+                    "before": before,
+                    "created": after and after.created,
+                    "uid": after and after.uid,
+                    "limit": limit,
+                },
             ).fetchall()
         )
         return [_session(*row) for row in rows]
@@ -207,30 +233,41 @@ class Ledger:
 
         return await self._db.run(whole(write))
 
-    async def log(self, session: Session, *, after: int, limit: int) -> builtins.list[Logged]:
-        rows = await self._db.run(
-            lambda db: db.execute(
+    async def log(
+        self, session: Session, *, after: int, limit: int, most: int
+    ) -> builtins.list[Logged]:
+        """Oldest first. No more than about `most` bytes of text, but one entry at least."""
+
+        def read(db: sqlite3.Connection) -> builtins.list[Logged]:
+            rows = db.execute(
                 "SELECT l.seq, l.number, l.hash, l.body, t.command, t.stdout, t.stderr FROM log l"
                 " LEFT JOIN texts t ON t.seq = l.seq WHERE l.session = ? AND l.number > ?"
                 " ORDER BY l.number LIMIT ?",
                 (session.uid, after, limit),
-            ).fetchall()
-        )
-        return [
-            Logged(row[0], row[1], row[2], _decode(row[3], dict[str, Any]), Texts(*row[4:]))
-            for row in rows
-        ]
+            )
+            found: builtins.list[Logged] = []
+            size = 0
+            for seq, number, hash, body, *texts in rows:
+                size += len(body) + sum(len(text) for text in texts if text is not None)
+                if found and size > most:
+                    break
+                said = _decode(body, dict[str, Any])
+                found.append(Logged(seq, number, hash, said, Texts(*texts)))
+            return found
 
-    async def counts(self, session: Session) -> tuple[int, int]:
-        """How many executions and artifacts it has."""
-        row: tuple[int, int] = await self._db.run(
-            lambda db: db.execute(
+        return await self._db.run(read)
+
+    async def counts(self, sessions: Sequence[Session]) -> builtins.list[tuple[int, int]]:
+        """How many executions and artifacts each of them has."""
+
+        def read(db: sqlite3.Connection) -> builtins.list[tuple[int, int]]:
+            ask = (
                 "SELECT (SELECT ifnull(max(number), 0) FROM log WHERE session = :uid),"
-                " (SELECT count(*) FROM artifacts WHERE session = :uid)",
-                {"uid": session.uid},
-            ).fetchone()
-        )
-        return row
+                " (SELECT count(*) FROM artifacts WHERE session = :uid)"
+            )
+            return [db.execute(ask, {"uid": each.uid}).fetchone() for each in sessions]
+
+        return await self._db.run(read)
 
     async def artifacts(self, session: Session) -> builtins.list[Artifact]:
         """Oldest first."""
@@ -286,13 +323,18 @@ class Ledger:
         await self._db.run(whole(write))
 
     async def shrink(self, most: int) -> None:
-        """Remove the oldest artifacts until the contents of all have at most so many bytes."""
+        """Remove the oldest artifacts until the contents of all have at most so many bytes; and the
+        oldest text of the log."""
 
         def write(db: sqlite3.Connection) -> None:
             while (_total(db) or 0) > most:
                 db.execute(
                     "DELETE FROM artifacts WHERE id IN"
                     " (SELECT id FROM artifacts ORDER BY created LIMIT 16)"
+                )
+            while (_text(db) or 0) > most:
+                db.execute(
+                    "DELETE FROM texts WHERE seq IN (SELECT seq FROM texts ORDER BY seq LIMIT 256)"
                 )
 
         await self._db.run(whole(write))
@@ -338,6 +380,13 @@ def _next_number(db: sqlite3.Connection, uid: str) -> int:
 def _total(db: sqlite3.Connection) -> int | None:
     row: tuple[int | None] = db.execute(
         "SELECT sum(size) FROM (SELECT max(size) AS size FROM artifacts GROUP BY sha256)"
+    ).fetchone()
+    return row[0]
+
+
+def _text(db: sqlite3.Connection) -> int | None:
+    row: tuple[int | None] = db.execute(
+        "SELECT sum(length(command) + length(stdout) + length(stderr)) FROM texts"
     ).fetchone()
     return row[0]
 

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from capsule.config import Config
-from capsule.errors import CapsuleError, GoneError, NotFoundError, UnavailableError
+from capsule.errors import CapsuleError, ConflictError, GoneError, NotFoundError, UnavailableError
 from capsule.model import State
 from capsule.providers.cleanup import finish
 from capsule.service import CreateRequest, Sandbox, Service
@@ -51,18 +51,31 @@ class Life:
     async def start(self, session: Session) -> Session:
         """A new one. Raises ConflictError (its id is taken), and what `Service.create` raises."""
         session = _opening(session)
-        await self._ledger.add(session)
-        return await self._open(session, before=None)
+        async with self.turn(session):
+            await self._ledger.add(session)
+            return await self._open(session, before=None)
 
     async def reopen(self, session: Session) -> Session:
-        """One that is closed, with the files that were kept. Called in its turn."""
+        """One that is closed, with the files that were kept. Called in its turn.
+
+        Raises ConflictError when somebody has removed those; the next time it begins without.
+        """
+        if not self._files.has(session.kept):
+            await self._ledger.save(replace(session, kept=None))
+            raise ConflictError(
+                f"the files of session {session.id} are gone: somebody removed what they were in",
+                hint="reopen it again to begin without files",
+                session_id=session.id,
+            )
         opening = _opening(replace(session, active=self._clock.now()))
         await self._ledger.save(opening)
         return await self._open(opening, before=session)
 
     async def recover(self, session: Session) -> None:
         """One that a killed server was opening."""
-        before = replace(session, phase=Phase.CLOSED, key="") if session.kept else None
+        before = None
+        if session.sandboxes or session.kept:  # it was open once
+            before = replace(session, phase=Phase.CLOSED, key="")
         try:
             await self._open(session, before=before)
         except CapsuleError as error:
@@ -137,6 +150,11 @@ class Life:
         )
         await self._ledger.save(deleted)
         return deleted
+
+    async def forget_files(self, session: Session, reason: str) -> None:
+        """Of one that is closed. Called in its turn."""
+        await self._files.drop(session.kept)
+        await self._ledger.save(replace(session, kept=None, reason=reason))
 
     def is_over(self, session: Session) -> bool:
         """Whether it counts as open, and its sandbox is not there."""

@@ -53,6 +53,8 @@ SWEEP_EVERY = 1.0
 TIDY_EVERY = 3600.0
 RETRY = 60.0
 MAX_READ = 4 * 1024 * 1024
+MAX_LOG = 8 * 1024 * 1024  # bytes of text at a time
+SHARE = 4  # one session may have this part of the storage
 
 
 class Counts(NamedTuple):
@@ -73,7 +75,9 @@ class Sessions:
         self._blobs = Blobs(self._folder / "artifacts")
         self._kept = Workspaces(service, self._folder / "workspaces", most=config.max_snapshot)
         self._life = Life(config, service, self._ledger, self._kept, self._clock)
-        harvest = Harvest(self._blobs, most=config.max_artifact)
+        harvest = Harvest(
+            self._blobs, most=config.max_artifact, most_together=config.storage_bytes // SHARE
+        )
         self._executions = Executions(config, service, self._ledger, harvest, self._clock)
         self._retry: dict[str, float] = {}  # when a session that could not be closed is tried again
         self._lock: DirectoryLock | None = None
@@ -156,14 +160,17 @@ class Sessions:
         """Also one that is closed or deleted."""
         return await self._settled(await self._find(tenant, id))
 
-    async def list(self, tenant: str, phase: Phase | None = None) -> builtins.list[Session]:
-        """Oldest first; those that were deleted only if they are asked for."""
-        found = await self._ledger.list(tenant=tenant, phase=phase)
+    async def list(
+        self, tenant: str, phase: Phase | None = None, *, after: str | None = None, limit: int = -1
+    ) -> builtins.list[Session]:
+        """Oldest first, those made after `after`; deleted ones only if they are asked for."""
+        last = await self._find(tenant, after) if after is not None else None
+        found = await self._ledger.list(tenant=tenant, phase=phase, after=last, limit=limit)
         settled = [await self._settled(session) for session in found]
         return [each for each in settled if phase in (None, each.phase)]
 
-    async def counts(self, session: Session) -> Counts:
-        return Counts(*await self._ledger.counts(session))
+    async def counts(self, *sessions: Session) -> builtins.list[Counts]:
+        return [Counts(*each) for each in await self._ledger.counts(sessions)]
 
     async def close(self, tenant: str, id: str) -> Session:
         """End its sandbox and keep its files."""
@@ -227,7 +234,8 @@ class Sessions:
         InvalidError (the arguments)."""
         session = await self._usable(tenant, id)
         tool = await self._tool(session, name)
-        checked = check_arguments(tool, arguments)
+        # A schema may have much to do with arguments of some megabytes.
+        checked = await asyncio.to_thread(check_arguments, tool, arguments)
         task = Task("tool", _as_text(checked), tool=tool.name)
         return await self._executions.run(
             session,
@@ -262,7 +270,8 @@ class Sessions:
     async def log(
         self, tenant: str, id: str, *, after: int = 0, limit: int = 100
     ) -> builtins.list[Logged]:
-        return await self._ledger.log(await self._find(tenant, id), after=after, limit=limit)
+        session = await self._find(tenant, id)
+        return await self._ledger.log(session, after=after, limit=limit, most=MAX_LOG)
 
     async def artifacts(self, tenant: str, id: str) -> builtins.list[Artifact]:
         return await self._ledger.artifacts(await self._find(tenant, id))
@@ -309,8 +318,10 @@ class Sessions:
             try:
                 await self._close_unused()
                 await self._ledger.trim()
-                if (now := self._clock.monotonic()) - tidied > TIDY_EVERY or not tidied:
-                    tidied = now
+                now = self._clock.monotonic()
+                much = self._executions.kept_bytes > self._config.storage_bytes // 16
+                if now - tidied > TIDY_EVERY or not tidied or much:
+                    tidied, self._executions.kept_bytes = now, 0
                     await self.tidy()
             except CapsuleError as error:
                 log.warning("sessions not swept", reason=error.message)
@@ -318,11 +329,9 @@ class Sessions:
 
     async def _close_unused(self) -> None:
         now, turn = self._clock.now(), self._clock.monotonic()
-        for session in await self._ledger.list(phase=Phase.OPEN):
-            unused = now - session.active > session.idle_timeout
-            if not unused or self._executions.busy(session):
-                await self._settled(session)
-            elif self._retry.get(session.uid, 0.0) <= turn:
+        for session in await self._ledger.unused(now):
+            waits = self._retry.get(session.uid, 0.0) > turn
+            if not waits and not self._executions.busy(session):
                 await self._try_close(session, "it was not used")
 
     async def _try_close(self, session: Session, reason: str) -> None:
@@ -348,6 +357,20 @@ class Sessions:
             await self._ledger.expire(before)
         await self._ledger.shrink(self._config.storage_bytes)
         await self._blobs.sweep(await self._ledger.in_use())
+        await self._shrink_files()
+
+    async def _shrink_files(self) -> None:
+        """Of closed sessions: those that were not used for longest give way."""
+        closed = [each for each in await self._ledger.list(phase=Phase.CLOSED) if each.kept]
+        total = sum(each.kept.size for each in closed if each.kept)
+        for session in sorted(closed, key=lambda each: each.active):
+            if total <= self._config.storage_bytes:
+                break
+            total -= session.kept.size if session.kept else 0
+            async with self._life.turn(session):
+                session = await self._find(session.tenant, session.id)
+                if session.phase is Phase.CLOSED:
+                    await self._life.forget_files(session, "its files gave way to newer ones")
 
 
 def _open(session: Session) -> Session:

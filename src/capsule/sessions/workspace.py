@@ -63,6 +63,14 @@ class Workspaces:
         """What a new sandbox for these files has to start from."""
         return kept.name if kept is not None and kept.how == "snapshot" else None
 
+    def has(self, kept: Kept | None) -> bool:
+        """Whether nobody has removed the snapshot."""
+        name = self.snapshot(kept)
+        try:
+            return name is None or bool(self._service.snapshots.find(name))
+        except NotFoundError:
+            return False
+
     async def restore(self, sandbox_id: str, kept: Kept | None) -> None:
         """Into a sandbox that started from `snapshot`."""
         if kept is None or kept.how == "snapshot":

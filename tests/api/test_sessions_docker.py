@@ -1,0 +1,48 @@
+"""The same sessions in containers: one interface, another provider."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.engine import EngineApi
+from tests.support.images import Images
+from tests.support.servers import real_server
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def test_a_session_in_a_container_is_kept_and_opened_again(
+    engine: EngineApi, images: Images
+) -> None:
+    settings = {
+        "DOCKER_HOST": engine.url,
+        "DOCKER_PULL": "never",
+        "DOCKER_IMAGE": images.python,
+    }
+    with real_server(**settings) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            wish = {"environment": "python:latest", "provider": "docker", "session_id": "s"}
+            made = http.post("/api/sessions", json=wish)
+            assert made.status_code == 201, made.text
+            assert made.json()["provider"] == "docker"
+
+            def execute(code: str) -> dict[str, Any]:
+                body = {"session_id": "s", "code": code}
+                answer = http.post("/api/e2b/execute", json=body)
+                assert answer.status_code == 200, answer.text
+                found: dict[str, Any] = answer.json()
+                return found
+
+            did = execute("x = 6\nopen('artifacts/a.txt', 'w').write('left')\nx * 7")
+            assert did["results"][0]["text"] == "42"
+            assert http.get(did["artifacts"][0]["url"]).text == "left"
+            closed = http.post("/api/sessions/s/close").json()
+            assert closed["state"] == "closed", closed
+            assert closed["workspace"]["kept"] in ("snapshot", "archive")
+            opened = http.post("/api/sessions/s/reopen").json()
+            assert opened["provider"] == "docker", opened
+            assert execute("open('artifacts/a.txt').read()")["results"][0]["text"] == "'left'"
+            assert http.delete("/api/sessions/s", params={"purge": "true"}).status_code == 200
