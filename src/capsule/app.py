@@ -32,6 +32,7 @@ from capsule.providers.contract import Provider
 from capsule.providers.ondemand import OnDemand
 from capsule.providers.registry import make_provider, names
 from capsule.service import Service
+from capsule.service.accounts import AccountFile
 from capsule.sessions.sessions import Sessions
 
 Announce = Callable[[Config, Service, int], str]  # what a server that listens on a port says
@@ -81,7 +82,7 @@ def serve(config: Config, announce: Announce | None = None) -> None:
     Raises ForbiddenError (not on loopback, and no keys), ConflictError (the port is taken), and
     what opening the service raises.
     """
-    check_exposure(config)
+    check_exposure(config, stored=bool(AccountFile(config.data_dir).keys()))
     configure_logging(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, announce or banner))
@@ -136,7 +137,8 @@ def banner(config: Config, service: Service, port: int) -> str:
     """What a person sees first: where it listens, how strong the walls are, and what to paste."""
     url = server_url(config, port)
     found = service.capabilities()[config.provider]
-    key = ' -H "Authorization: Bearer $CAPSULE_API_KEY"' if config.api_keys else ""
+    asked = config.api_keys or service.keys.any
+    key = ' -H "Authorization: Bearer $CAPSULE_API_KEY"' if asked else ""
     weaker = f", {len(found.unenforced)} limits not enforced" if found.unenforced else ""
     box = f"{url}/v1/sandboxes"
     json = "-H 'Content-Type: application/json' -d '{\"code\": \"print(6 * 7)\"}'"

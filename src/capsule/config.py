@@ -9,22 +9,25 @@ times `10m`.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from capsule.errors import ForbiddenError, InvalidError
+from capsule.config_checks import (
+    API_KEY_MIN,
+    JWT_SECRET_MIN,
+    RUN_DIR_MAX,
+    check_together,
+    default_dirs,
+    is_loopback,
+)
+from capsule.errors import ForbiddenError
 from capsule.model import GIB, MIB, Isolation, Limits
 from capsule.settings import about, check, unknown
 from capsule.sources import PREFIX, read_env, read_file
 from capsule.storage_settings import StorageSettings
-
-# A Unix socket's path has at most 107 bytes: run_dir + "/boxes/<id>/agent.sock", and some room.
-RUN_DIR_MAX = 70
-API_KEY_MIN = 16
 
 _DAY = 86400.0
 _YEARS = 3650 * _DAY
@@ -48,6 +51,9 @@ _MAX_LIMITS = Limits(
     open_files=4096,
 )
 
+__all__ = ["Config", "Setting", "check_exposure", "check_limit", "default_dirs", "is_loopback"]
+__all__ += ["RUN_DIR_MAX", "load_config", "settings"]
+
 
 class Setting(NamedTuple):
     """One line of the configuration reference."""
@@ -63,7 +69,7 @@ class Setting(NamedTuple):
 class Config(StorageSettings):
     host: str = field(
         default="127.0.0.1",
-        metadata=about("text", "address to listen on; beyond loopback api_keys are needed"),
+        metadata=about("text", "address to listen on; beyond loopback keys are needed"),
     )
     port: int = field(
         default=8080,
@@ -77,6 +83,51 @@ class Config(StorageSettings):
             "none: no key is asked for",
             secret=True,
         ),
+    )
+    jwt_secret: str | None = field(
+        default=None,
+        metadata=about(
+            "text",
+            f"secret of {JWT_SECRET_MIN} characters or more that JSON Web Tokens are signed with "
+            "(HS256); see docs/authentication.md",
+            optional=True,
+            secret=True,
+        ),
+    )
+    jwt_public_key: Path | None = field(
+        default=None,
+        metadata=about(
+            "path",
+            "PEM file with the public key of who signs tokens: RSA (RS256) or P-256 (ES256)",
+            optional=True,
+        ),
+    )
+    jwt_jwks_url: str | None = field(
+        default=None,
+        metadata=about(
+            "text", "where the issuer of tokens publishes its keys, as JWKS", optional=True
+        ),
+    )
+    jwt_issuer: str | None = field(
+        default=None,
+        metadata=about("text", "what a token's `iss` must be; unset: anything", optional=True),
+    )
+    jwt_audience: str | None = field(
+        default=None,
+        metadata=about(
+            "text", "what a token's `aud` must name; unset: it must have none", optional=True
+        ),
+    )
+    jwt_tenant_claim: str = field(
+        default="tenant", metadata=about("text", "claim of a token that names the tenant")
+    )
+    jwt_scopes_claim: str = field(
+        default="scope",
+        metadata=about("text", "claim of a token with its scopes: a text with spaces, or a list"),
+    )
+    jwt_leeway: float = field(
+        default=30.0,
+        metadata=about("seconds", "how far the issuer's clock may be off", low=0.0, high=3600.0),
     )
     allowed_hosts: tuple[str, ...] = field(
         default=(),
@@ -296,8 +347,7 @@ class Config(StorageSettings):
         default="keys",
         metadata=about(
             "choice",
-            "who may read /metrics: whoever has a key (everybody, if there are no keys), anyone, "
-            "or nobody",
+            "who may read /metrics: admins (everybody, if there are no keys), anyone, or nobody",
             choices=("keys", "anyone", "nobody"),
         ),
     )
@@ -351,13 +401,19 @@ class Config(StorageSettings):
             if value == _UNSET and f.default == _UNSET:
                 value = default_dirs(os.environ)[f.name]
             object.__setattr__(self, f.name, check(f"setting {f.name}", f.metadata, value))
-        _check_together(self)
+        check_together(self)
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{f.name}={self._shown(f.name)}' for f in fields(self))})"
 
     def _shown(self, name: str) -> str:
+        if name == "jwt_secret" and self.jwt_secret:
+            return "<secret>"
         return f"<{len(self.api_keys)} keys>" if name == "api_keys" else repr(getattr(self, name))
+
+    @property
+    def takes_tokens(self) -> bool:
+        return bool(self.jwt_secret or self.jwt_public_key or self.jwt_jwks_url)
 
 
 def load_config(
@@ -395,37 +451,18 @@ def settings() -> list[Setting]:
     return found
 
 
-def check_exposure(config: Config) -> None:
-    """Raises ForbiddenError when the server would listen to others and ask nobody for a key."""
-    if not config.api_keys and not is_loopback(config.host):
+def check_exposure(config: Config, *, stored: bool = False) -> None:
+    """Raises ForbiddenError when the server would listen to others, and nobody has a key to it.
+
+    `stored`: there are keys besides those of the configuration.
+    """
+    known = config.api_keys or config.takes_tokens or stored
+    if not known and not is_loopback(config.host):
         raise ForbiddenError(
             f"refusing to listen on {config.host!r} without API keys",
-            hint="set CAPSULE_API_KEYS, or listen on 127.0.0.1",
+            hint="make one with `capsule key create`, set CAPSULE_API_KEYS, or listen on 127.0.0.1",
             field="host",
         )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def default_dirs(env: Mapping[str, str], uid: int | None = None) -> dict[str, Path]:
-    """Root's are the system's, others' are XDG's. Where a socket would not fit below the run
-    directory it is in /tmp, and `service.lock` refuses it unless it is ours alone."""
-    uid = os.geteuid() if uid is None else uid
-    if uid == 0:
-        return {"data_dir": Path("/var/lib/capsule"), "run_dir": Path("/run/capsule")}
-    home = env.get("HOME") or f"/tmp/capsule-home-{uid}"
-    run = Path(env.get("XDG_RUNTIME_DIR") or "/nonexistent", "capsule")
-    if len(os.fsencode(run)) > RUN_DIR_MAX or not run.parent.is_dir():
-        run = Path(f"/tmp/capsule-{uid}")
-    return {
-        "data_dir": Path(env.get("XDG_DATA_HOME") or Path(home, ".local/share"), "capsule"),
-        "run_dir": run,
-    }
 
 
 def check_limit(name: str, value: Any, most: Limits) -> Any:
@@ -452,33 +489,3 @@ def _merge_limits(base: Limits, new: Mapping[Any, Any]) -> Limits:
             raise unknown(str(key), merged, "limit in max_limits")
         merged[key] = check(f"setting max_limits.{key}", _LIMITS[key], value)
     return Limits(**merged)
-
-
-def _check_together(config: Config) -> None:
-    for small, large in (
-        ("ttl", "max_ttl"),
-        ("exec_timeout", "max_exec_timeout"),
-        ("output_limit", "max_output_limit"),
-    ):
-        a, b = getattr(config, small), getattr(config, large)
-        if a > b:
-            raise InvalidError(f"setting {small}: {a} is over {large}, which is {b}", field=small)
-    length = len(os.fsencode(config.run_dir))
-    if length > RUN_DIR_MAX:
-        raise InvalidError(
-            f"setting run_dir: {config.run_dir} has {length} bytes, allowed: {RUN_DIR_MAX}",
-            hint="a Unix socket's path must fit below it; take a shorter one",
-            field="run_dir",
-        )
-    if not all(len(k) >= API_KEY_MIN and k.isascii() and k.isprintable() for k in config.api_keys):
-        raise InvalidError(
-            f"setting api_keys: each key needs {API_KEY_MIN} printable ASCII characters or more",
-            hint="python3 -c 'import secrets; print(secrets.token_urlsafe(32))' makes one",
-            field="api_keys",
-        )
-    if config.isolation and config.isolation.weaker_than(config.min_isolation):
-        raise InvalidError(
-            f"setting isolation: {config.isolation} is below min_isolation, "
-            f"which is {config.min_isolation}",
-            field="isolation",
-        )

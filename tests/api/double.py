@@ -26,6 +26,7 @@ from capsule.model import (
     Template,
 )
 from capsule.service import CreateRequest, ExecCall, ExecResult, Sandbox, Service
+from capsule.service.caller import OPERATOR, Caller
 
 NOW = datetime(2024, 1, 19, 10, 0, tzinfo=UTC)
 
@@ -39,6 +40,18 @@ class TemplatesDouble:
     async def fresh(self) -> Catalog:
         return self._catalog
 
+    def origin(self, template: Template) -> str:
+        return self._catalog.origin(template.name)
+
+
+class NoKeys:
+    """As of a server for which nobody has made any."""
+
+    any = False
+
+    def caller(self, token: str) -> None:
+        return None
+
 
 class ServiceDouble:
     """One sandbox at most; `behave` decides what an exec does: returns stdout, or raises."""
@@ -51,8 +64,12 @@ class ServiceDouble:
         self.sandboxes: dict[str, Sandbox] = {}
         self.failure: Exception | None = None
         self.drained: list[float] = []
+        self.keys = NoKeys()
 
-    async def create(self, request: CreateRequest) -> Sandbox:
+    def own(self, caller: Caller, id: str) -> None:
+        self.get(id)
+
+    async def create(self, request: CreateRequest, caller: Caller = OPERATOR) -> Sandbox:
         if self.failure is not None:
             raise self.failure
         id = SandboxId(f"box{len(self.sandboxes)}")

@@ -46,7 +46,8 @@ async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long() -> None
 
 async def test_input_that_is_too_large_is_told_the_other_way_in() -> None:
     async with serving(max_body=MIB) as running, httpx.AsyncClient(base_url=running.url) as client:
-        url = "/v1/sandboxes/x/execs/e1/stdin"
+        box = await running.service.create(CreateRequest())
+        url = f"/v1/sandboxes/{box.id}/execs/e1/stdin"
         answer = await client.post(url, content=b"x" * (2 * MIB))
     error = answer.json()["error"]
     assert answer.status_code == 413

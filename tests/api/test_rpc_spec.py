@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from capsule.edge.rpc import Method, Rpc
+from capsule.service.caller import OPERATOR, Caller, KeyScope
 
 
 class Operands(msgspec.Struct):
@@ -16,39 +17,38 @@ class Operands(msgspec.Struct):
     subtrahend: int
 
 
-async def subtract(params: list[int] | Operands) -> int:
+async def subtract(caller: Caller, params: list[int] | Operands) -> int:
     if isinstance(params, Operands):
         return params.minuend - params.subtrahend
     return params[0] - params[1]
 
 
-async def add(params: list[int]) -> int:
+async def add(caller: Caller, params: list[int]) -> int:
     return sum(params)
 
 
-async def get_data(params: Any) -> list[Any]:
+async def get_data(caller: Caller, params: Any) -> list[Any]:
     return ["hello", 5]
 
 
-async def ignore(params: Any) -> None:
+async def ignore(caller: Caller, params: Any) -> None:
     pass
 
 
-RPC = Rpc(
-    {
-        "subtract": Method(list[int] | Operands, subtract),
-        "sum": Method(list[int], add),
-        "get_data": Method(Any, get_data),
-        "update": Method(Any, ignore),
-        "notify_hello": Method(Any, ignore),
-        "notify_sum": Method(Any, ignore),
-    }
-)
+METHODS = {
+    "subtract": Method(list[int] | Operands, subtract),
+    "sum": Method(list[int], add),
+    "get_data": Method(Any, get_data),
+    "update": Method(Any, ignore),
+    "notify_hello": Method(Any, ignore),
+    "notify_sum": Method(Any, ignore),
+}
+RPC = Rpc(METHODS, dict.fromkeys(METHODS, KeyScope.RUN))
 
 
 async def ask(request: str) -> Any:
     """The answer without the parts of an error that the specification leaves to the server."""
-    body, _ = await RPC.answer(request.encode())
+    body, _ = await RPC.answer(request.encode(), OPERATOR)
     return without_data(json.loads(body)) if body else None
 
 

@@ -26,6 +26,7 @@ HEIGHT = {
     "storage_settings": 1,
     "template_file": 1,
     "config": 1,
+    "config_checks": 1,
     "link": 2,
     "kernels": 2,
     "profiles": 2,

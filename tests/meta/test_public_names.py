@@ -5,14 +5,14 @@ from __future__ import annotations
 import capsule_sdk
 
 NAMES = """
-AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncContext AsyncExecStream AsyncSnapshots
+AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncContext AsyncExecStream AsyncKeys AsyncSnapshots
 AsyncTemplates AsyncTerminal AsyncVolumes Build CapacityError Capsule CapsuleClient CapsuleError
 Change ConflictError Context ContextInfo Event ExecFailedError ExecInfo ExecResult ExecStream Exit
-FileChange FileInfo ForbiddenError Gap GoneError ImageInfo InternalError InvalidError Limits Metrics
-NoSpaceError NotFoundError NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent
-RunFailedError RunResult SandboxClient SandboxInfo ShelfInfo SnapshotInfo Snapshots StepInfo
-TemplateInfo Templates Terminal TooLargeError Transfer UnauthenticatedError UnavailableError
-Unenforced VolumeInfo Volumes Written WrongStateError
+FileChange FileInfo ForbiddenError Gap GoneError ImageInfo InternalError InvalidError KeyInfo Keys
+Limits Metrics NoSpaceError NotFoundError NotSupportedError Output PoolInfo Printed Result RunEnd
+RunError RunEvent RunFailedError RunResult SandboxClient SandboxInfo ShelfInfo SnapshotInfo
+Snapshots StepInfo TemplateInfo Templates Terminal TooLargeError Transfer UnauthenticatedError
+UnavailableError Unenforced VolumeInfo Volumes Written WrongStateError
 """.split()
 
 CLIENT = "aclose close connect create get list pool".split()

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule.config import (
-    API_KEY_MIN,
     Config,
     check_exposure,
     check_limit,
@@ -20,6 +19,7 @@ from capsule.config import (
     load_config,
     settings,
 )
+from capsule.config_checks import API_KEY_MIN
 from capsule.errors import ForbiddenError, InvalidError
 from capsule.model import GIB, MIB, Isolation, Limits
 from capsule.settings import parse_bytes, parse_seconds
@@ -168,6 +168,7 @@ def test_every_setting_can_be_set_by_its_variable() -> None:
         choice = setting.type.rpartition("| ")[2]
         number = "64" if setting.type in ("integer", "number") else choice
         value = values.get(setting.type, number)
+        value = {"jwt_secret": "x" * 32, "jwt_jwks_url": "https://x"}.get(setting.name, value)
         env = {setting.env: value}
         config = load_config(env)
         owner, _, limit = setting.name.partition(".")
@@ -187,6 +188,16 @@ def test_listening_to_others_needs_keys(host: str) -> None:
     with pytest.raises(ForbiddenError, match="without API keys"):
         check_exposure(Config(host=host))
     check_exposure(Config(host=host, api_keys=(KEY,)))
+    check_exposure(Config(host=host, jwt_secret="x" * 32))
+    check_exposure(Config(host=host), stored=True)
+
+
+def test_a_secret_for_tokens_is_long_and_does_not_show() -> None:
+    with pytest.raises(InvalidError, match="jwt_secret: it needs 32"):
+        Config(jwt_secret="short")
+    assert "x" * 32 not in repr(Config(jwt_secret="x" * 32))
+    with pytest.raises(InvalidError, match="jwt_jwks_url"):
+        Config(jwt_jwks_url="file:///etc/passwd")
 
 
 def test_directories_depend_on_who_runs_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -19,7 +20,8 @@ from capsule.model import Isolation, Limits, SandboxId, State, Unenforced
 from capsule.service.carry import Session
 from capsule.service.database import TRIM_AFTER
 from capsule.service.entry import Record
-from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore
+from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore, create_scope
+from capsule.service.values import Volume
 from tests.support import ROOT
 
 PYTHON = load_catalog(None)["python"]
@@ -248,6 +250,59 @@ async def test_a_killed_writer_loses_nothing_it_was_told_is_saved(tmp_path: Path
     await store.open()
     assert len(await store.load()) == 50
     await store.aclose()
+
+
+async def test_what_was_recorded_before_there_were_tenants_is_the_default_tenants(
+    tmp_path: Path,
+) -> None:
+    """A database as the first format had it, with rows that name no tenant."""
+    path = tmp_path / "capsule.db"
+    body = msgspec.to_builtins(record("old"), enc_hook=dict)
+    del body["tenant"]
+    volume = {"name": "data", "id": "v1", "provider": "local", "created": 1.0}
+    with sqlite3.connect(path) as db:
+        db.executescript(FIRST_FORMAT)
+        row = ("old", 1000.0, "running", msgspec.json.encode(body))
+        db.execute("INSERT INTO sandboxes VALUES (?, ?, ?, ?)", row)
+        db.execute("INSERT INTO claims VALUES ('create', 'k', 'f', 'old', 1.0)")
+        kept = ("volume", "data", 1.0, msgspec.json.encode(volume))
+        db.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", kept)
+    db.close()
+    store = SqliteStore(path)
+    await store.open()
+    (found,) = await store.load()
+    assert (found.id, found.tenant) == ("old", "default")
+    (old,) = await store.load_kept("volume", Volume)
+    assert old == Volume("data", "v1", "local", 1.0)
+    assert await store.find(create_scope("default"), "k") is not None
+    assert await store.find(create_scope("blue"), "k") is None
+    await store.save(record("new", tenant="blue"))
+    again = await reopened(store)
+    assert {r.id: r.tenant for r in await again.load()} == {"old": "default", "new": "blue"}
+    await again.aclose()
+    with sqlite3.connect(path) as db:  # which a server without tenants refuses
+        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    db.close()
+
+
+FIRST_FORMAT = """
+CREATE TABLE sandboxes (
+    id TEXT PRIMARY KEY, created REAL NOT NULL, state TEXT NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE claims (
+    scope TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, target TEXT NOT NULL,
+    at REAL NOT NULL, PRIMARY KEY (scope, key)
+) WITHOUT ROWID;
+CREATE INDEX claims_by_age ON claims (scope, at);
+CREATE TABLE sessions (
+    sandbox TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (sandbox, name)
+) WITHOUT ROWID;
+CREATE TABLE kept (
+    kind TEXT NOT NULL, name TEXT NOT NULL, created REAL NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
 
 
 async def test_a_newer_format_is_refused(tmp_path: Path) -> None:

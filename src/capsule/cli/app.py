@@ -11,6 +11,7 @@ import typer
 from capsule.cli import options as o
 from capsule.cli import show
 from capsule.cli.audit_commands import audit
+from capsule.cli.key_commands import key
 from capsule.cli.snapshot_commands import diff, fork, snapshot, steps, undo
 from capsule.cli.volume_commands import parse, volume
 
@@ -27,6 +28,7 @@ app.add_typer(template, name="template")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(volume, name="volume")
 app.add_typer(audit, name="audit")
+app.add_typer(key, name="key")
 for command in (fork, steps, diff, undo):
     app.command()(command)
 

@@ -16,7 +16,7 @@ def _size(text: str) -> int:
         raise typer.BadParameter(f"not a size: {text!r}; write it like 256MiB") from None
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         return parse_seconds(text)
     except ValueError:
@@ -101,16 +101,16 @@ Runtime = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option("--timeout", parser=_seconds, metavar="TIME", help="End it after this time."),
+    typer.Option("--timeout", parser=seconds, metavar="TIME", help="End it after this time."),
 ]
 Ttl = Annotated[
     float | None,
-    typer.Option("--ttl", parser=_seconds, metavar="TIME", help="How long it lives: 600, 90s, 2h."),
+    typer.Option("--ttl", parser=seconds, metavar="TIME", help="How long it lives: 600, 90s, 2h."),
 ]
 IdleTimeout = Annotated[
     float | None,
     typer.Option(
-        "--idle-timeout", parser=_seconds, metavar="TIME", help="End it after this time unused."
+        "--idle-timeout", parser=seconds, metavar="TIME", help="End it after this time unused."
     ),
 ]
 Memory = Annotated[

@@ -23,6 +23,8 @@ from capsule.edge.text import show
 from capsule.errors import GoneError, NotFoundError
 from capsule.model import MIB, Exit, Reason
 from capsule.service import CreateRequest, ExecCall, Sandbox, Service
+from capsule.service.caller import Caller
+from capsule.service.template_names import resolve
 
 MEMORY = 512 * MIB
 CPUS = 0.5
@@ -74,7 +76,7 @@ class AgentVerbs:
         self.service = service
         self.gate = gate
 
-    async def create(self, p: CreateSession, key: str | None) -> SessionView:
+    async def create(self, caller: Caller, p: CreateSession, key: str | None) -> SessionView:
         self.gate.admit()
         most = self.config.max_limits
         request = CreateRequest(
@@ -84,12 +86,12 @@ class AgentVerbs:
             metadata={"surface": "session"},
             idempotency_key=key,
         )
-        return SessionView(session_id=(await self.service.create(request)).id)
+        return SessionView(session_id=(await self.service.create(request, caller)).id)
 
-    async def execute(self, p: ExecuteCommand, key: str | None) -> CommandView:
+    async def execute(self, caller: Caller, p: ExecuteCommand, key: str | None) -> CommandView:
         self.gate.admit()
-        sandbox = self.find(p.session_id)
-        template = self.service.catalog.get(sandbox.template)
+        sandbox = self.find(caller, p.session_id)
+        template = resolve(self.service.catalog, sandbox.template, sandbox.tenant)
         shell = template.shell[0] if template and template.shell else "/bin/sh"
         timeout = self.config.exec_timeout if p.timeout_ms is None else p.timeout_ms / 1000
         call = ExecCall(
@@ -102,17 +104,17 @@ class AgentVerbs:
         gap = "\n" if notes and output and not output.endswith("\n") else ""
         return CommandView(exit_code=code, output=f"{output}{gap}{notes}")
 
-    async def cleanup(self, p: OfSession) -> CleanedView:
-        await self.service.delete(self.find(p.session_id).id)
+    async def cleanup(self, caller: Caller, p: OfSession) -> CleanedView:
+        await self.service.delete(self.find(caller, p.session_id).id)
         return CleanedView()
 
-    async def upload(self, form: AsyncIterator[Part]) -> UploadedView:
+    async def upload(self, caller: Caller, form: AsyncIterator[Part]) -> UploadedView:
         """Fields are `session_id`, then files; `path` says where the file after it goes."""
         written: list[UploadedFile] = []
         session, path = "", None
         async for part in form:
             if part.filename is not None:
-                sandbox = self._session_of_form(session)
+                sandbox = self._session_of_form(caller, session)
                 field = "path" if path else part.name[:60]
                 path = inside_workspace(path or part.filename, field=field)
                 stat = await self.service.files(sandbox.id).write(path, part)
@@ -124,20 +126,21 @@ class AgentVerbs:
                 path = await part.text(limit=4096)
             else:
                 raise invalid_field(part.name[:60], "unknown field")
-        self._session_of_form(session)
+        self._session_of_form(caller, session)
         if not written:
             raise invalid_field("file", "missing", hint="with curl: -F file=@NAME")
         return UploadedView(files=written)
 
-    def _session_of_form(self, session: str) -> Sandbox:
+    def _session_of_form(self, caller: Caller, session: str) -> Sandbox:
         if not session:
             raise invalid_field("session_id", "missing", hint="send it before the files")
-        return self.find(session)
+        return self.find(caller, session)
 
-    def find(self, session: str) -> Sandbox:
+    def find(self, caller: Caller, session: str) -> Sandbox:
         """Raises NotFoundError, GoneError."""
         hint = "POST /create_session makes a new one"
         try:
+            self.service.own(caller, session)
             return self.service.get(session)
         except GoneError as error:
             raise GoneError(error.message, hint=hint, session_id=session) from None

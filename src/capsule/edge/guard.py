@@ -6,20 +6,14 @@ request.
 2. Origin: none (curl, SDKs), our own, or one the operator allowed. Browsers send it with every
    WebSocket and every request that changes something, so a web page in the user's browser cannot
    drive the server.
-3. Key: where keys are configured, one of them, as `Authorization: Bearer KEY` or `X-API-Key:
-   KEY`. A browser cannot set headers on a WebSocket; it offers the subprotocol `capsule.key.` +
-   base64url(KEY) without padding, beside the one it wants to speak. Keys are never taken from the
-   URL: those end up in logs.
+3. Key: see `identity`.
 4. Body: a Meter (see `body`) in front of it.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,15 +21,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from capsule.config import Config, is_loopback
 from capsule.edge.body import Meter, finishing
 from capsule.edge.errors import send_error
-from capsule.errors import CapsuleError, ForbiddenError, InvalidError, UnauthenticatedError
+from capsule.edge.identity import CALLER, Identity
+from capsule.errors import CapsuleError, ForbiddenError, InvalidError
 from capsule.model import MIB
+from capsule.service.caller import Caller
 from capsule.service.room import Room
 
-KEY_PROTOCOL = "capsule.key."
 # What a browser or a load balancer must reach without a key: nothing here tells of any sandbox.
 PUBLIC = frozenset({"/", "/health", "/docs", "/openapi.json", "/favicon.ico"})
+NOBODY = Caller(tenant="", scopes=frozenset(), key_id="")  # has nothing, and may do nothing
 BODIES = 32 * MIB  # of memory for large request bodies, all together; further ones wait
-_MAX_KEY = 1024
 _MAX_HOST = 260  # the longest name, and a port
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -116,60 +111,25 @@ class HostRule:
 
 
 class KeyGuard:
+    """Who asks goes into the scope, for whoever answers: see `identity.caller_of`."""
+
     def __init__(
-        self, app: ASGIApp, keys: Iterable[str], *, public: frozenset[str] = PUBLIC
+        self, app: ASGIApp, identity: Identity, *, public: frozenset[str] = PUBLIC
     ) -> None:
         self._app = app
+        self._identity = identity
         self._public = public
-        self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._digests and scope["path"] not in self._public:
-            key = _presented(scope)
-            if key is None or not self._known(key):
-                problem = "no API key" if key is None else "unknown API key"
-                hint = "send the header 'Authorization: Bearer KEY'"
-                error = UnauthenticatedError(problem, hint=hint)
+        if scope["path"] in self._public:
+            scope[CALLER] = NOBODY
+        else:
+            try:
+                scope[CALLER] = await self._identity.caller(scope)
+            except CapsuleError as error:
                 await send_error(scope, receive, send, error)
                 return
         await self._app(scope, receive, send)
-
-    def _known(self, key: str) -> bool:
-        # Always against every key, and over digests of one length: the time tells nothing.
-        presented = _digest(key)
-        found = False
-        for digest in self._digests:
-            found |= hmac.compare_digest(digest, presented)
-        return found
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _presented(scope: Scope) -> str | None:
-    headers: dict[bytes, bytes] = dict(scope["headers"])
-    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer" and token:
-        return _text(token)
-    if key := headers.get(b"x-api-key"):
-        return _text(key)
-    for name in scope.get("subprotocols", ()):
-        if name.startswith(KEY_PROTOCOL):
-            return _from_base64url(name.removeprefix(KEY_PROTOCOL)[: 2 * _MAX_KEY])
-    return None
-
-
-def _text(key: bytes) -> str:
-    return key.strip()[:_MAX_KEY].decode("utf-8", "surrogateescape")
-
-
-def _from_base64url(text: str) -> str:
-    try:
-        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except ValueError:
-        return ""
-    return data.decode("utf-8", "surrogateescape")
 
 
 def _check_fetch_site(scope: Scope, headers: dict[bytes, bytes]) -> None:

@@ -1,15 +1,17 @@
 """The methods of JSON-RPC: which name takes what and does what. `sandbox.v1.*`, `context.v1.*`,
-`template.v1.*` and `pool.v1.*` are the interface; `sandbox.*` the older one.
+`template.v1.*`, `key.v1.*` and the others are the interface; `sandbox.*` the older one.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 from capsule.edge import contexts as c
+from capsule.edge import keys as k
 from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.files import FileVerbs
@@ -17,11 +19,13 @@ from capsule.edge.rpc import Method
 from capsule.edge.verbs import Verbs
 from capsule.model import Usage
 from capsule.service import PoolStatus
+from capsule.service.caller import Caller
 
 
 def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
     templates, snapshots, contexts = verbs.templates, verbs.snapshots, verbs.contexts
-    volumes = verbs.volumes
+    volumes, keys = verbs.volumes, verbs.keys
+    on_sandbox = functools.partial(_on_sandbox, verbs)
     return {
         "sandbox.v1.create": Method(s.Create, verbs.create, v.SandboxView),
         "sandbox.v1.get": on_sandbox(s.Nothing, verbs.get, v.SandboxView),
@@ -72,6 +76,9 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "template.v1.get": Method(s.OfTemplate, templates.get, v.TemplateInfoView),
         "template.v1.build": Method(s.BuildTemplate, templates.build, v.BuiltView),
         "template.v1.delete": Method(s.OfTemplate, templates.delete, v.DeletedView),
+        "key.v1.create": Method(k.CreateKey, keys.create, k.KeyView),
+        "key.v1.list": Method(k.ListKeys, keys.list, k.KeysView),
+        "key.v1.revoke": Method(k.OfKey, keys.revoke, k.KeyView),
         "pool.v1.status": Method(s.Nothing, verbs.pool, PoolStatus),
         "sandbox.create": Method(s.Create, verbs.create_old, v.SandboxView),
         "sandbox.exec": on_sandbox(s.RunOld, verbs.run_old, v.OldExecView),
@@ -79,10 +86,10 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
     }
 
 
-def on_sandbox(
-    shape: type[s.Shape], verb: Callable[[str, Any], Awaitable[Any]], returns: Any
+def _on_sandbox(
+    verbs: Verbs, shape: type[s.Shape], verb: Callable[[str, Any], Awaitable[Any]], returns: Any
 ) -> Method:
-    """A method on one sandbox: its params are the shape's fields, and `id`."""
+    """A method on one sandbox of the caller's: its params are the shape's fields, and `id`."""
     params = msgspec.defstruct(
         f"{shape.__name__}Params",
         [("id", s.Id)],
@@ -92,7 +99,8 @@ def on_sandbox(
         forbid_unknown_fields=True,
     )
 
-    async def run(p: Any) -> Any:
+    async def run(caller: Caller, p: Any) -> Any:
+        verbs.service.own(caller, p.id)
         return await verb(p.id, p)
 
     return Method(params, run, returns, lane=lambda p: p.id)

@@ -41,7 +41,9 @@ from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.body import advise, read_body, read_json
 from capsule.edge.errors import invalid_field
+from capsule.edge.identity import caller_of
 from capsule.edge.routing import Described, Route, describe, reply
+from capsule.edge.server_views import CapabilitiesView, HealthView, ProviderView
 from capsule.edge.sse import EventStream, exec_events, parse_event_id
 from capsule.edge.verbs import Verbs
 from capsule.errors import InvalidError
@@ -66,15 +68,18 @@ def sandbox_routes(verbs: Verbs, types: Described) -> APIRouter:
     async def create(request: Request, key: IdempotencyKey = None) -> Response:
         """Create a sandbox; it runs when the answer comes."""
         body = _keyed(await read_json(request, s.Create), key)
-        return reply(await verbs.create(body), 201)
+        return reply(await verbs.create(caller_of(request.scope), body), 201)
 
     @router.get("", **describe(types, returns=v.SandboxesView))
     async def list_sandboxes(
-        state: State | None = None, metadata: Annotated[list[str] | None, Query()] = None
+        request: Request,
+        state: State | None = None,
+        metadata: Annotated[list[str] | None, Query()] = None,
+        tenant: Annotated[str | None, Query(max_length=64)] = None,
     ) -> Response:
         """List sandboxes, oldest first; `metadata=key=value` may be repeated."""
-        wanted = s.ListSandboxes(state=state, metadata=_pairs(metadata or []))
-        return reply(await verbs.list(wanted))
+        shape = s.ListSandboxes(state=state, metadata=_pairs(metadata or []), tenant=tenant)
+        return reply(await verbs.list(caller_of(request.scope), s.checked(shape)))
 
     @router.get("/{id}", **describe(types, returns=v.SandboxView))
     async def get(id: str) -> Response:
@@ -216,12 +221,12 @@ def exec_routes(verbs: Verbs, types: Described) -> APIRouter:
 def server_routes(verbs: Verbs, types: Described, version: str) -> APIRouter:
     router = APIRouter(route_class=Route, tags=["server"])
 
-    @router.get("/health", **describe(types, returns=v.HealthView))
+    @router.get("/health", **describe(types, returns=HealthView))
     async def health() -> Response:
         """200 while the server takes requests, 503 once it stops."""
         if verbs.gate.closing.is_set():
-            return reply(v.HealthView(status="stopping"), 503)
-        return reply(v.HealthView(status="ok"))
+            return reply(HealthView(status="stopping"), 503)
+        return reply(HealthView(status="ok"))
 
     if verbs.config.metrics != "nobody":
 
@@ -231,18 +236,18 @@ def server_routes(verbs: Verbs, types: Described, version: str) -> APIRouter:
             return await metrics.scrape(verbs.service, verbs.observed)
 
     @router.get("/v1/pool", **describe(types, returns=PoolStatus))
-    async def pool() -> Response:
+    async def pool(request: Request) -> Response:
         """What is ready to be used, per template and provider, and who waits."""
-        return reply(await verbs.pool(s.Nothing()))
+        return reply(await verbs.pool(caller_of(request.scope), s.Nothing()))
 
-    @router.get("/v1/capabilities", **describe(types, returns=v.CapabilitiesView))
+    @router.get("/v1/capabilities", **describe(types, returns=CapabilitiesView))
     async def capabilities() -> Response:
         """What this host can isolate and limit; for each thing it cannot, the reason and the
         fix.
         """
         found = verbs.service.capabilities()
-        providers = {name: v.ProviderView.of(caps) for name, caps in found.items()}
-        return reply(v.CapabilitiesView(version=version, providers=providers))
+        providers = {name: ProviderView.of(caps) for name, caps in found.items()}
+        return reply(CapabilitiesView(version=version, providers=providers))
 
     return router
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from capsule.edge import agents as a
 from capsule.edge.body import lift, read_json
+from capsule.edge.identity import caller_of
 from capsule.edge.multipart import MEDIA_TYPE, parts
 from capsule.edge.rest import IdempotencyKey
 from capsule.edge.routing import Described, Route, describe, reply
@@ -27,14 +28,16 @@ def agent_routes(verbs: a.AgentVerbs, types: Described) -> APIRouter:
         """Make a sandbox for an agent: 512 MiB of memory, half a core, no network. It ends after
         one hour.
         """
-        return reply(await verbs.create(await read_json(request, a.CreateSession), key))
+        body = await read_json(request, a.CreateSession)
+        return reply(await verbs.create(caller_of(request.scope), body, key))
 
     @router.post("/execute", **describe(types, body=a.ExecuteCommand, returns=a.CommandView))
     async def execute(request: Request, key: IdempotencyKey = None) -> Response:
         """Run a shell command in /workspace. Files stay for the next one; the directory and
         variables do not.
         """
-        return reply(await verbs.execute(await read_json(request, a.ExecuteCommand), key))
+        body = await read_json(request, a.ExecuteCommand)
+        return reply(await verbs.execute(caller_of(request.scope), body, key))
 
     @router.post("/upload", **describe(types, raw_body=MEDIA_TYPE, returns=a.UploadedView))
     async def upload(request: Request) -> Response:
@@ -42,11 +45,12 @@ def agent_routes(verbs: a.AgentVerbs, types: Described) -> APIRouter:
         more. A field `path` says where the file after it goes; by default under its own name.
         """
         lift(request, verbs.config.max_upload)
-        return reply(await verbs.upload(parts(request)))
+        return reply(await verbs.upload(caller_of(request.scope), parts(request)))
 
     @router.post("/cleanup", **describe(types, body=a.OfSession, returns=a.CleanedView))
     async def cleanup(request: Request) -> Response:
         """End a session; nothing of it is left when the answer comes."""
-        return reply(await verbs.cleanup(await read_json(request, a.OfSession)))
+        body = await read_json(request, a.OfSession)
+        return reply(await verbs.cleanup(caller_of(request.scope), body))
 
     return router

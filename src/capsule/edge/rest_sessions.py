@@ -33,10 +33,11 @@ from capsule.edge import session_shapes as ss
 from capsule.edge import session_views as sv
 from capsule.edge.body import read_json
 from capsule.edge.download import INERT, Download, is_known
+from capsule.edge.identity import caller_of
 from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.session_verbs import SessionVerbs
 from capsule.model import WORKSPACE
-from capsule.sessions.records import DEFAULT_TENANT, Artifact
+from capsule.sessions.records import Artifact
 
 PIECE = 256 * 1024
 OCTETS = "application/octet-stream"
@@ -49,7 +50,7 @@ State = Literal["opening", "open", "closed", "deleted"]
 
 
 def tenant_of(request: Request) -> str:
-    return DEFAULT_TENANT
+    return caller_of(request.scope).tenant
 
 
 def base_of(request: Request) -> str:

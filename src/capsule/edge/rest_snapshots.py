@@ -24,6 +24,7 @@ from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.body import chunks, lift, read_json
 from capsule.edge.download import TAR
+from capsule.edge.identity import caller_of
 from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.shapes import checked
 from capsule.edge.snapshot_verbs import SnapshotVerbs
@@ -67,24 +68,24 @@ def snapshot_routes(verbs: SnapshotVerbs, types: Described) -> APIRouter:
         return reply(await verbs.undo(id, await read_json(request, s.Undo)))
 
     @router.get("/snapshots", **describe(types, returns=v.SnapshotsView))
-    async def list_snapshots() -> Response:
+    async def list_snapshots(request: Request) -> Response:
         """All snapshots, oldest first."""
-        return reply(await verbs.list(s.Nothing()))
+        return reply(await verbs.list(caller_of(request.scope), s.Nothing()))
 
     @router.get("/snapshots/{name}", **describe(types, returns=v.SnapshotView))
-    async def get(name: str) -> Response:
+    async def get(request: Request, name: str) -> Response:
         """One snapshot."""
-        return reply(await verbs.get(checked(s.OfSnapshot(name=name))))
+        return reply(await verbs.get(caller_of(request.scope), checked(s.OfSnapshot(name=name))))
 
     @router.delete("/snapshots/{name}", **describe(types, returns=v.DeletedView))
-    async def delete(name: str) -> Response:
+    async def delete(request: Request, name: str) -> Response:
         """Remove it; sandboxes that started from it go on."""
-        return reply(await verbs.delete(checked(s.OfSnapshot(name=name))))
+        return reply(await verbs.delete(caller_of(request.scope), checked(s.OfSnapshot(name=name))))
 
     @router.get("/snapshots/{name}/archive", **describe(types, raw=TAR))
-    async def export(name: str) -> Response:
+    async def export(request: Request, name: str) -> Response:
         """The snapshot as a tar, to keep elsewhere or to import into another server."""
-        return await verbs.export(checked(s.OfSnapshot(name=name)))
+        return await verbs.export(caller_of(request.scope), checked(s.OfSnapshot(name=name)))
 
     @router.put(
         "/snapshots/{name}/archive",
@@ -96,6 +97,8 @@ def snapshot_routes(verbs: SnapshotVerbs, types: Described) -> APIRouter:
         """Make a snapshot of an exported one; with gzip around it or without."""
         lift(request, 0)  # what it unpacks to is limited
         wanted = checked(s.ImportSnapshot(name=name, template=template, provider=provider))
-        return reply(await verbs.import_(wanted, chunks(request.receive)), 201)
+        return reply(
+            await verbs.import_(caller_of(request.scope), wanted, chunks(request.receive)), 201
+        )
 
     return router

@@ -29,6 +29,7 @@ from capsule.edge import views as v
 from capsule.edge.body import advise, chunks, lift
 from capsule.edge.download import TAR
 from capsule.edge.errors import invalid_field, told, understand
+from capsule.edge.identity import caller_of
 from capsule.edge.presence import while_there
 from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.shapes import checked
@@ -41,21 +42,21 @@ def template_routes(verbs: TemplateVerbs, types: Described) -> APIRouter:
     router = APIRouter(prefix="/v1/templates", route_class=Route, tags=["templates"])
 
     @router.get("", **describe(types, returns=v.TemplatesView))
-    async def list_templates() -> Response:
+    async def list_templates(request: Request) -> Response:
         """What sandboxes can start from."""
-        return reply(await verbs.list(s.Nothing()))
+        return reply(await verbs.list(caller_of(request.scope), s.Nothing()))
 
     @router.get("/{name}", **describe(types, returns=v.TemplateInfoView))
-    async def get(name: str) -> Response:
+    async def get(request: Request, name: str) -> Response:
         """One template, and its images."""
-        return reply(await verbs.get(s.OfTemplate(name=name)))
+        return reply(await verbs.get(caller_of(request.scope), s.OfTemplate(name=name)))
 
     @router.delete("/{name}", **describe(types, returns=v.DeletedView))
-    async def delete(name: str) -> Response:
+    async def delete(request: Request, name: str) -> Response:
         """Remove a template that was built or imported, and its images. A `conflict` names the
         sandboxes that still run from it.
         """
-        return reply(await verbs.delete(s.OfTemplate(name=name)))
+        return reply(await verbs.delete(caller_of(request.scope), s.OfTemplate(name=name)))
 
     @router.post(
         "/{name}/build",
@@ -83,7 +84,7 @@ def template_routes(verbs: TemplateVerbs, types: Described) -> APIRouter:
         options = checked(shape)
         async with AsyncExitStack() as stack:
             context = await verbs.received(chunks(request.receive), stack)
-            words = verbs.start(options, context)
+            words = verbs.start(caller_of(request.scope), options, context)
             stack.push_async_callback(words.aclose)
             if stream or EventStream.media_type in request.headers.get("accept", ""):
                 # What is wrong from the start is still an answer of its own.

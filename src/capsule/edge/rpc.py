@@ -28,9 +28,12 @@ from capsule.edge.errors import (
     understand,
     wrong_method,
 )
+from capsule.edge.identity import caller_of
 from capsule.edge.presence import client
+from capsule.edge.scopes import METHODS, method_scope
 from capsule.edge.shapes import malformed, parse
 from capsule.errors import CapsuleError, InvalidError
+from capsule.service.caller import Caller, KeyScope
 
 MAX_BATCH = 256
 MAX_PARALLEL = 16
@@ -62,7 +65,7 @@ class Method:
     """`lane` names what calls must not overtake each other on: the sandbox."""
 
     params: Any  # the type
-    run: Callable[[Any], Awaitable[Any]]
+    run: Callable[[Caller, Any], Awaitable[Any]]
     returns: Any = None
     lane: Callable[[Any], str | None] = lambda params: None
     decoder: msgspec.json.Decoder[Any] = field(init=False)
@@ -100,6 +103,7 @@ class Call(NamedTuple):
     id: Id | UnsetType
     method: Method | None = None
     params: Any = None
+    name: str = ""
     error: CapsuleError | None = None
 
 
@@ -112,8 +116,12 @@ _NO_PARAMS = b"{}"
 class Rpc:
     """The ASGI endpoint over a table of methods."""
 
-    def __init__(self, methods: Mapping[str, Method]) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method], scopes: Mapping[str, KeyScope] = METHODS
+    ) -> None:
+        """`scopes` says what each method needs. Raises LookupError if it does not."""
         self._methods = methods
+        self._scopes = {name: method_scope(name, scopes) for name in methods}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
@@ -121,26 +129,26 @@ class Rpc:
         require_json(scope)
         body = await read_body(receive)
         client.set(receive)
-        answer, headers = await self.answer(body)
+        answer, headers = await self.answer(body, caller_of(scope))
         status = 200 if answer else 204
         if answer:
             headers = [*JSON_HEADERS, (b"content-length", b"%d" % len(answer)), *headers]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
-    async def answer(self, body: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    async def answer(self, body: bytes, caller: Caller) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """The response's body (empty: nothing but notifications) and extra headers. Never
         raises.
         """
         if body.lstrip()[:1] == b"[":
-            return await self._answer_batch(body), []
+            return await self._answer_batch(body, caller), []
         call = self._understand(body)
-        result, error = await self._carry_out(call)
+        result, error = await self._carry_out(call, caller)
         wait = retry_after(error) if error else None
         headers = [(b"retry-after", wait)] if wait else []
         return _envelope(call.id, result, error), headers
 
-    async def _answer_batch(self, body: bytes) -> bytes:
+    async def _answer_batch(self, body: bytes, caller: Caller) -> bytes:
         try:
             entries = _BATCH.decode(body)
         except (ValueError, RecursionError) as error:
@@ -149,17 +157,17 @@ class Rpc:
             cause = InvalidError(f"batch: {len(entries)} calls, must be 1 to {MAX_BATCH}")
             return _envelope(None, None, invalid_request(cause))
         calls = [self._understand(entry) for entry in entries]
-        answers = [answer for answer in await self._run_all(calls) if answer]
+        answers = [answer for answer in await self._run_all(calls, caller) if answer]
         return b"[" + b",".join(answers) + b"]" if answers else b""
 
-    async def _run_all(self, calls: Sequence[Call]) -> list[bytes]:
+    async def _run_all(self, calls: Sequence[Call], caller: Caller) -> list[bytes]:
         answers = [b""] * len(calls)
         room = asyncio.Semaphore(MAX_PARALLEL)
 
         async def follow(lane: Sequence[int]) -> None:
             async with room:
                 for i in lane:
-                    answers[i] = _envelope(calls[i].id, *await self._carry_out(calls[i]))
+                    answers[i] = _envelope(calls[i].id, *await self._carry_out(calls[i], caller))
 
         async with asyncio.TaskGroup() as group:
             for lane in _lanes(calls):
@@ -182,15 +190,16 @@ class Rpc:
             return Call(id=request.id, error=method_not_found(request.method))
         try:
             raw_params = _NO_PARAMS if request.params is UNSET else request.params
-            return Call(request.id, method, parse(method.decoder, raw_params))
+            return Call(request.id, method, parse(method.decoder, raw_params), request.method)
         except CapsuleError as error:
             return Call(id=request.id, error=error)
 
-    async def _carry_out(self, call: Call) -> tuple[Any, CapsuleError | None]:
+    async def _carry_out(self, call: Call, caller: Caller) -> tuple[Any, CapsuleError | None]:
         if call.error is not None or call.method is None:
             return None, call.error
         try:
-            return await call.method.run(call.params), None
+            caller.require(self._scopes[call.name], call.name)
+            return await call.method.run(caller, call.params), None
         except Exception as error:  # the edge: whatever it is becomes an answer
             return None, understand(error)
 

@@ -31,6 +31,7 @@ Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Word = Id
 Name = Annotated[str, Meta(pattern=NAME)]
+TenantOrAll = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_.-]{1,64}|\*)$")]
 Key = Annotated[str, Meta(min_length=1, max_length=255)]
 StepNumber = Annotated[int, Meta(ge=0, le=2**31)]
 Mode = Annotated[int, Meta(ge=0, le=0o7777)] | Annotated[str, Meta(pattern="^0?[0-7]{3,4}$")]
@@ -123,6 +124,7 @@ class Undo(Shape, kw_only=True, frozen=True):
 
 
 class ListSandboxes(Shape, kw_only=True, frozen=True):
+    tenant: TenantOrAll | None = None
     metadata: dict[str, str] = {}
     state: Literal["creating", "running", "paused", "stopping", "gone", "failed"] | None = None
 

@@ -22,6 +22,7 @@ from capsule.edge.errors import Answer, send_error, understand
 from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
 from capsule.edge.guard import PUBLIC, KeyGuard, SiteGuard
+from capsule.edge.identity import Identity
 from capsule.edge.methods import build_methods
 from capsule.edge.nowhere import METHODS, answer_the_lost
 from capsule.edge.pieces import in_pieces
@@ -29,6 +30,7 @@ from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
 from capsule.edge.rest_agents import agent_routes
 from capsule.edge.rest_contexts import context_routes
 from capsule.edge.rest_files import file_routes
+from capsule.edge.rest_keys import key_routes
 from capsule.edge.rest_registry import registry_routes
 from capsule.edge.rest_sessions import session_routes
 from capsule.edge.rest_snapshots import snapshot_routes
@@ -36,6 +38,7 @@ from capsule.edge.rest_templates import template_routes
 from capsule.edge.rest_volumes import volume_routes
 from capsule.edge.routing import Described, add_schemas, reply
 from capsule.edge.rpc import Rpc
+from capsule.edge.scopes import protect
 from capsule.edge.session_verbs import SessionVerbs
 from capsule.edge.terminal import TerminalEndpoint
 from capsule.edge.verbs import Verbs
@@ -68,7 +71,9 @@ def build_site(
             await web(scope, receive, send)
 
     public = PUBLIC | {metrics.PATH} if config.metrics == "anyone" else PUBLIC
-    site: ASGIApp = KeyGuard(answering(route), config.api_keys, public=public)
+    protect(web, service.own, public)
+    identity = Identity(config, service.keys)
+    site: ASGIApp = KeyGuard(answering(route), identity, public=public)
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))
@@ -85,17 +90,21 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: Session
         redoc_url=None,
         redirect_slashes=False,
     )
-    web.include_router(sandbox_routes(verbs, types))
-    web.include_router(exec_routes(verbs, types))
-    web.include_router(context_routes(verbs.contexts, types))
-    web.include_router(file_routes(verbs, files, types))
-    web.include_router(template_routes(verbs.templates, types))
-    web.include_router(snapshot_routes(verbs.snapshots, types))
-    web.include_router(volume_routes(verbs.volumes, types))
-    web.include_router(agent_routes(verbs.agents, types))
-    web.include_router(session_routes(sessions, types))
-    web.include_router(registry_routes(sessions, types))
-    web.include_router(server_routes(verbs, types, version))
+    for router in (
+        sandbox_routes(verbs, types),
+        exec_routes(verbs, types),
+        context_routes(verbs.contexts, types),
+        file_routes(verbs, files, types),
+        template_routes(verbs.templates, types),
+        snapshot_routes(verbs.snapshots, types),
+        volume_routes(verbs.volumes, types),
+        key_routes(verbs.keys, types),
+        agent_routes(verbs.agents, types),
+        session_routes(sessions, types),
+        registry_routes(sessions, types),
+        server_routes(verbs, types, version),
+    ):
+        web.router.routes.extend(router.routes)  # one flat list, which `protect` goes over
     terminal, exec_socket = TerminalEndpoint(verbs), ExecSocketEndpoint(verbs)
     for path, endpoint in (
         ("/terminal/{id}", terminal),

@@ -11,6 +11,7 @@ from capsule.edge import views as v
 from capsule.edge.download import INERT, TAR, begun
 from capsule.edge.drain import Gate
 from capsule.service import Service
+from capsule.service.caller import Caller
 
 
 class SnapshotVerbs:
@@ -38,25 +39,27 @@ class SnapshotVerbs:
         self.gate.admit()
         return v.SandboxView.of(await self.service.steps.undo(id, p.to))
 
-    async def list(self, p: s.Nothing) -> v.SnapshotsView:
-        found = self.service.snapshots.list()
+    async def list(self, caller: Caller, p: s.Nothing) -> v.SnapshotsView:
+        found = self.service.snapshots.list(caller.tenant)
         return v.SnapshotsView(snapshots=[v.SnapshotView.of(each) for each in found])
 
-    async def get(self, p: s.OfSnapshot) -> v.SnapshotView:
-        return v.SnapshotView.of(self.service.snapshots.find(p.name))
+    async def get(self, caller: Caller, p: s.OfSnapshot) -> v.SnapshotView:
+        return v.SnapshotView.of(self.service.snapshots.find(p.name, caller.tenant))
 
-    async def delete(self, p: s.OfSnapshot) -> v.DeletedView:
-        await self.service.snapshots.delete(p.name)
+    async def delete(self, caller: Caller, p: s.OfSnapshot) -> v.DeletedView:
+        await self.service.snapshots.delete(p.name, caller.tenant)
         return v.DeletedView()
 
-    async def export(self, p: s.OfSnapshot) -> Response:
+    async def export(self, caller: Caller, p: s.OfSnapshot) -> Response:
         name = f'attachment; filename="{p.name}.tar"'
         headers = {"content-type": TAR, **INERT, "content-disposition": name}
-        return await begun(self.service.moves.export(p.name), headers)
+        return await begun(self.service.moves.export(p.name, caller.tenant), headers)
 
-    async def import_(self, p: s.ImportSnapshot, chunks: AsyncIterator[bytes]) -> v.SnapshotView:
+    async def import_(
+        self, caller: Caller, p: s.ImportSnapshot, chunks: AsyncIterator[bytes]
+    ) -> v.SnapshotView:
         self.gate.admit()
         made = await self.service.moves.import_(
-            p.name, chunks, template=p.template, provider=p.provider
+            p.name, chunks, template=p.template, provider=p.provider, tenant=caller.tenant
         )
         return v.SnapshotView.of(made)

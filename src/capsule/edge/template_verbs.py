@@ -16,7 +16,9 @@ from capsule.edge.drain import Gate
 from capsule.edge.presence import while_there
 from capsule.edge.sse import event
 from capsule.service import Built, Fetch, Log, Recipe, Service, Step, Tail, spool
+from capsule.service.caller import Caller
 from capsule.service.templates import Said
+from capsule.service.tenant_templates import TenantTemplates
 
 SPOOLED_AT_ONCE = 1024 * 1024
 
@@ -26,32 +28,36 @@ class TemplateVerbs:
         self.config = config
         self.service = service
         self.gate = gate
+        self._own = TenantTemplates(service.templates)
 
-    async def list(self, p: s.Nothing) -> v.TemplatesView:
-        catalog = await self.service.templates.fresh()
-        found = [v.TemplateView.of(each, catalog.origin(each.name)) for each in catalog.values()]
+    async def list(self, caller: Caller, p: s.Nothing) -> v.TemplatesView:
+        known = await self._own.list(caller)
+        origin = self.service.templates.origin
+        found = [v.TemplateView.of(each, origin(each)) for each in known]
         return v.TemplatesView(templates=sorted(found, key=lambda template: template.name))
 
-    async def get(self, p: s.OfTemplate) -> v.TemplateInfoView:
+    async def get(self, caller: Caller, p: s.OfTemplate) -> v.TemplateInfoView:
         templates = self.service.templates
-        template = await templates.get(p.name)
+        template = await self._own.get(caller, p.name)
         images = await templates.images(template)
         return v.TemplateInfoView.with_images(template, templates.origin(template), images)
 
-    async def delete(self, p: s.OfTemplate) -> v.DeletedView:
-        await self.service.templates.delete(p.name)
+    async def delete(self, caller: Caller, p: s.OfTemplate) -> v.DeletedView:
+        await self._own.delete(caller, p.name)
         return v.DeletedView()
 
-    async def build(self, p: s.BuildTemplate) -> v.BuiltView:
+    async def build(self, caller: Caller, p: s.BuildTemplate) -> v.BuiltView:
         """The context comes with the params. It ends when the client leaves."""
         context = io.BytesIO(p.context_base64) if p.context_base64 else None
-        async with aclosing(self.start(p, context)) as words:
+        async with aclosing(self.start(caller, p, context)) as words:
             return await while_there(self.finish(words))
 
-    def start(self, p: s.BuildOptions, context: BinaryIO | None) -> AsyncGenerator[Said, None]:
+    def start(
+        self, caller: Caller, p: s.BuildOptions, context: BinaryIO | None
+    ) -> AsyncGenerator[Said, None]:
         self.gate.admit()
         recipe = Recipe(context, file=p.file, args=p.args, cache=p.cache, pull=p.pull)
-        return self.service.templates.build(p.name, recipe, provider=p.provider)
+        return self._own.build(caller, p.name, recipe, provider=p.provider)
 
     async def finish(self, words: AsyncGenerator[Said, None]) -> v.BuiltView:
         """Wait for the end; what was said is part of the answer, as far as its end goes."""

@@ -19,6 +19,7 @@ from capsule.edge.drain import Gate
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
+from capsule.edge.keys import KeyVerbs
 from capsule.edge.observed import Observed
 from capsule.edge.snapshot_verbs import SnapshotVerbs
 from capsule.edge.template_verbs import TemplateVerbs
@@ -36,6 +37,10 @@ from capsule.service import (
     Terminal,
     VolumeWish,
 )
+from capsule.service.caller import Caller, KeyScope
+from capsule.service.template_names import resolve
+
+ALL_TENANTS = "*"
 
 
 class Verbs:
@@ -49,14 +54,15 @@ class Verbs:
         self.volumes = VolumeVerbs(service, gate)
         self.contexts = ContextVerbs(service, gate)
         self.agents = AgentVerbs(config, service, gate)
+        self.keys = KeyVerbs(service)
 
-    async def create(self, p: s.Create) -> v.SandboxView:
-        return v.SandboxView.of(await self._create(p))
+    async def create(self, caller: Caller, p: s.Create) -> v.SandboxView:
+        return v.SandboxView.of(await self._create(caller, p))
 
-    async def create_old(self, p: s.Create) -> v.SandboxView:
-        return v.SandboxView.of(await self._create(p), old=True)
+    async def create_old(self, caller: Caller, p: s.Create) -> v.SandboxView:
+        return v.SandboxView.of(await self._create(caller, p), old=True)
 
-    async def _create(self, p: s.Create) -> Sandbox:
+    async def _create(self, caller: Caller, p: s.Create) -> Sandbox:
         self.gate.admit()
         request = CreateRequest(
             template=p.template,
@@ -74,14 +80,17 @@ class Verbs:
             volumes=tuple(VolumeWish(x.name, x.path, x.read_only) for x in p.volumes),
             idempotency_key=p.idempotency_key,
         )
-        return await self.service.create(request)
+        return await self.service.create(request, caller)
 
     async def get(self, id: str, p: s.Nothing) -> v.SandboxView:
         return v.SandboxView.of(self.service.get(id))
 
-    async def list(self, p: s.ListSandboxes) -> v.SandboxesView:
+    async def list(self, caller: Caller, p: s.ListSandboxes) -> v.SandboxesView:
         state = State(p.state) if p.state else None
-        found = self.service.list(metadata=p.metadata or None, state=state)
+        tenant = None if p.tenant == ALL_TENANTS else p.tenant or caller.tenant
+        if tenant != caller.tenant:
+            caller.require(KeyScope.ADMIN, "to list the sandboxes of other tenants")
+        found = self.service.list(metadata=p.metadata or None, state=state, tenant=tenant)
         return v.SandboxesView(sandboxes=[v.SandboxView.of(sandbox) for sandbox in found])
 
     async def delete(self, id: str, p: s.Nothing) -> v.DeletedView:
@@ -104,7 +113,7 @@ class Verbs:
         self.gate.admit()
         return v.SandboxView.of(await self.service.reset(id))
 
-    async def pool(self, p: s.Nothing) -> PoolStatus:
+    async def pool(self, caller: Caller, p: s.Nothing) -> PoolStatus:
         return self.service.pool()
 
     async def metrics(self, id: str, p: s.Nothing) -> Usage:
@@ -222,7 +231,8 @@ class Verbs:
         """A string is a script for the shell of the sandbox's template."""
         if not isinstance(cmd, str):
             return tuple(cmd)
-        template = self.service.catalog.get(self.service.get(id).template)
+        sandbox = self.service.get(id)
+        template = resolve(self.service.catalog, sandbox.template, sandbox.tenant)
         shell = template.shell[0] if template and template.shell else "/bin/sh"
         return (shell, "-c", cmd)
 

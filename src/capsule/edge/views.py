@@ -23,8 +23,9 @@ from capsule.model import (
     Unenforced,
     VolumeMount,
 )
-from capsule.providers.contract import Capabilities, FileChange, Finding
+from capsule.providers.contract import FileChange
 from capsule.service import ExecResult, Image, Sandbox, Snapshot, Volume
+from capsule.service.template_names import shown
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +64,7 @@ class SandboxView(View, frozen=True, kw_only=True):
     snapshot: str
     checkpoint: str
     volumes: list[MountView]
+    tenant: str
     sandbox_id: str | UnsetType = UNSET
 
     @classmethod
@@ -89,6 +91,7 @@ class SandboxView(View, frozen=True, kw_only=True):
             snapshot=sandbox.snapshot,
             checkpoint=sandbox.checkpoint,
             volumes=[MountView.of(each) for each in sandbox.volumes],
+            tenant=sandbox.tenant,
             sandbox_id=sandbox.id if old else UNSET,
         )
 
@@ -424,7 +427,7 @@ class TemplateView(View, frozen=True, kw_only=True):
 
 def _template_fields(template: Template, origin: str) -> dict[str, Any]:
     return {
-        "name": template.name,
+        "name": shown(template.name),
         "description": template.description,
         "languages": sorted(template.languages),
         "default_language": template.default_language,
@@ -474,32 +477,3 @@ class BuiltView(View, frozen=True, kw_only=True):
 
 class TemplatesView(View, frozen=True, kw_only=True):
     templates: list[TemplateView]
-
-
-class ProviderView(View, frozen=True, kw_only=True):
-    provider: str
-    usable: bool
-    isolation: str
-    features: list[str]
-    unenforced: tuple[Unenforced, ...]
-    findings: tuple[Finding, ...]
-
-    @classmethod
-    def of(cls, found: Capabilities) -> ProviderView:
-        return cls(
-            provider=found.provider,
-            usable=found.usable,
-            isolation=found.isolation,
-            features=sorted(found.features),
-            unenforced=found.unenforced,
-            findings=found.findings,
-        )
-
-
-class CapabilitiesView(View, frozen=True, kw_only=True):
-    version: str
-    providers: dict[str, ProviderView]
-
-
-class HealthView(View, frozen=True, kw_only=True):
-    status: str

@@ -6,6 +6,7 @@ from capsule.edge import shapes as s
 from capsule.edge import views as v
 from capsule.edge.drain import Gate
 from capsule.service import Service, Volume
+from capsule.service.caller import Caller
 
 
 class VolumeVerbs:
@@ -13,23 +14,23 @@ class VolumeVerbs:
         self.service = service
         self.gate = gate
 
-    async def create(self, p: s.MakeVolume) -> v.VolumeView:
+    async def create(self, caller: Caller, p: s.MakeVolume) -> v.VolumeView:
         self.gate.admit()
         made = await self.service.volumes.create(
-            p.name, provider=p.provider, size=p.size, metadata=p.metadata
+            p.name, provider=p.provider, size=p.size, metadata=p.metadata, tenant=caller.tenant
         )
         return await self._view(made)
 
-    async def list(self, p: s.Nothing) -> v.VolumesView:
-        found = self.service.volumes.list()
+    async def list(self, caller: Caller, p: s.Nothing) -> v.VolumesView:
+        found = self.service.volumes.list(caller.tenant)
         return v.VolumesView(volumes=[await self._view(each) for each in found])
 
-    async def get(self, p: s.OfVolume) -> v.VolumeView:
-        return await self._view(self.service.volumes.find(p.name))
+    async def get(self, caller: Caller, p: s.OfVolume) -> v.VolumeView:
+        return await self._view(self.service.volumes.find(p.name, caller.tenant))
 
     async def _view(self, volume: Volume) -> v.VolumeView:
         return v.VolumeView.of(volume, await self.service.volumes.used(volume))
 
-    async def delete(self, p: s.OfVolume) -> v.DeletedView:
-        await self.service.volumes.delete(p.name)
+    async def delete(self, caller: Caller, p: s.OfVolume) -> v.DeletedView:
+        await self.service.volumes.delete(p.name, caller.tenant)
         return v.DeletedView()

@@ -15,8 +15,10 @@ from capsule.errors import InvalidError, NotFoundError, NotSupportedError
 from capsule.model import Layer, SandboxId, SandboxSpec, Step, Template, VolumeMount
 from capsule.providers.contract import Capabilities
 from capsule.service import validate
+from capsule.service.caller import DEFAULT_TENANT
 from capsule.service.clock import Clock
 from capsule.service.entry import Entry
+from capsule.service.template_names import no_template, resolve
 from capsule.service.values import DEFAULT_TEMPLATE, CreateRequest, Snapshot, VolumeWish
 from capsule.settings import brief
 
@@ -49,14 +51,20 @@ class Admission:
         self._capabilities = capabilities
         self._clock = clock
         self._late = late
-        self.mounts: Callable[[Sequence[VolumeWish], str], tuple[VolumeMount, ...]] | None = None
-        self.snapshot: Callable[[str], Snapshot] | None = None  # told when there are some
+        # Told when there are some: whose they are comes last.
+        self.mounts: Callable[[Sequence[VolumeWish], str, str], tuple[VolumeMount, ...]]
+        self.snapshot: Callable[[str, str], Snapshot]
 
-    def admit(self, request: CreateRequest, layers: tuple[Layer, ...] = ()) -> Entry:
+    def admit(
+        self,
+        request: CreateRequest,
+        layers: tuple[Layer, ...] = (),
+        tenant: str = DEFAULT_TENANT,
+    ) -> Entry:
         """Raises InvalidError, NotFoundError, NotSupportedError, TooLargeError."""
         config = self._config
-        request, layers = self._begin_from(request, layers)
-        template = self.template(request.template)
+        request, layers = self._begin_from(request, layers, tenant)
+        template = self.template(request.template, tenant)
         validate.env(request.env)
         validate.metadata(request.metadata)
         ttl = min(template.ttl, config.max_ttl) if request.ttl is None else request.ttl
@@ -84,28 +92,23 @@ class Admission:
             layers=layers,
             snapshot=request.snapshot or "",
             steps=self._first_step(request, layers, wall),
-            volumes=self._volumes(request),
+            volumes=self._volumes(request, tenant),
+            tenant=tenant,
         )
 
-    def template(self, name: str) -> Template:
-        template = self._catalog.get(name) if isinstance(name, str) else None
+    def template(self, name: str, tenant: str) -> Template:
+        template = resolve(self._catalog, name, tenant)
         if template is None:
-            known = ", ".join(sorted(self._catalog))
-            raise NotFoundError(
-                f"template {brief(name)} does not exist",
-                hint=f"take one of: {known}",
-                field="template",
-            )
+            raise no_template(self._catalog, name, tenant, "template")
         return template
 
     def _begin_from(
-        self, request: CreateRequest, layers: tuple[Layer, ...]
+        self, request: CreateRequest, layers: tuple[Layer, ...], tenant: str
     ) -> tuple[CreateRequest, tuple[Layer, ...]]:
         """With the snapshot's template and provider, and its layers."""
         if not request.snapshot:
             return request, layers
-        assert self.snapshot is not None
-        base = self.snapshot(request.snapshot)
+        base = self.snapshot(request.snapshot, tenant)
         for name, given, its in (
             ("template", request.template, base.template),
             ("provider", request.provider, base.provider),
@@ -127,13 +130,12 @@ class Admission:
         self.require("snapshot", self.provider(request.provider), field="checkpoint")
         return (Step(0, layers, now),)
 
-    def _volumes(self, request: CreateRequest) -> tuple[VolumeMount, ...]:
+    def _volumes(self, request: CreateRequest, tenant: str) -> tuple[VolumeMount, ...]:
         if not request.volumes:
             return ()
-        assert self.mounts is not None
         provider = self.provider(request.provider)
         self.require("volume", provider, field="volumes")
-        return self.mounts(request.volumes, provider)
+        return self.mounts(request.volumes, provider, tenant)
 
     def _on_timeout(self, request: CreateRequest) -> str:
         wanted = validate.choice("on_timeout", request.on_timeout, ("delete", "pause"))

@@ -79,7 +79,7 @@ async def _end(sandboxes: Sandboxes, entry: Entry, reason: str) -> None:
         log.warning("sandbox not removed yet", sandbox=entry.id, reason=error.message)
         return
     if was_creating and entry.key is not None:
-        await sandboxes.remove(entry.id, entry.key)  # a retry may use its key
+        await sandboxes.remove(entry.id, entry.used_key)  # a retry may use its key
 
 
 async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> bool:

@@ -29,13 +29,17 @@ Work = Callable[[sqlite3.Connection], T]
 
 
 class Database:
-    """`schema` makes a new file; `later` came after it, and an older server does not mind it."""
+    """`schema` makes a new file; `later` came after it, and an older server does not mind it.
+    `oldest` is the first format that is as good as this one."""
 
-    def __init__(self, path: Path, *, schema: str, version: int, later: str = "") -> None:
+    def __init__(
+        self, path: Path, *, schema: str, version: int, later: str = "", oldest: int | None = None
+    ) -> None:
         self.path = path
         self._schema = schema
         self._version = version
         self._later = later
+        self._readable = (0, *range(oldest or version, version + 1))
         self._db: sqlite3.Connection | None = None
         self._used = 0  # since the last checkpoint
 
@@ -49,9 +53,9 @@ class Database:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 self._db.executescript("BEGIN IMMEDIATE;" + self._schema + "COMMIT;")
-            if version in (0, self._version):
-                self._db.executescript(self._later)
-        if version not in (0, self._version):
+            if version in self._readable:
+                self._db.executescript(f"{self._later};PRAGMA user_version = {self._version};")
+        if version not in self._readable:
             raise ConflictError(
                 f"{self.path} has format {version}, this version of Capsule knows {self._version}",
                 hint="use that version, or another data_dir",

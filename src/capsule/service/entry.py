@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from capsule.errors import CapsuleError, GoneError, UnavailableError, WrongStateError
 from capsule.link.link import AgentLink
@@ -28,8 +28,10 @@ from capsule.model import (
     VolumeMount,
 )
 from capsule.providers.contract import Box
+from capsule.service.caller import DEFAULT_TENANT
 from capsule.service.carry import Session
 from capsule.service.clock import Clock
+from capsule.service.template_names import shown
 from capsule.service.values import Sandbox
 
 MOVES: Mapping[State, frozenset[State]] = {
@@ -86,6 +88,14 @@ class Record:
     snapshot: str = ""
     steps: tuple[Step, ...] = ()
     volumes: tuple[VolumeMount, ...] = ()
+    tenant: str = DEFAULT_TENANT  # as all are that were recorded before there were tenants
+
+
+class Used(NamedTuple):
+    """An idempotency key that has made a sandbox, and whose it is."""
+
+    tenant: str
+    key: str
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +122,7 @@ class Entry:
     snapshot: str = ""  # where they came from, if it had a name
     steps: tuple[Step, ...] = ()  # restore points; none: it keeps none
     volumes: tuple[VolumeMount, ...] = ()
+    tenant: str = DEFAULT_TENANT
     progress: str = ""
     state: State = State.CREATING
     reason: str = ""
@@ -173,6 +184,7 @@ class Entry:
             snapshot=record.snapshot,
             steps=record.steps,
             volumes=record.volumes,
+            tenant=record.tenant,
             state=record.state,
             reason=record.reason,
             runtime=record.runtime,
@@ -213,12 +225,13 @@ class Entry:
             snapshot=self.snapshot,
             steps=self.steps,
             volumes=self.volumes,
+            tenant=self.tenant,
         )
 
     def view(self) -> Sandbox:
         return Sandbox(
             id=self.id,
-            template=self.template.name,
+            template=shown(self.template.name),
             provider=self.provider,
             state=self.state,
             isolation=self.isolation,
@@ -239,7 +252,12 @@ class Entry:
             snapshot=self.snapshot,
             checkpoint="each" if self.steps else "none",
             volumes=self.volumes,
+            tenant=self.tenant,
         )
+
+    @property
+    def used_key(self) -> Used | None:
+        return None if self.key is None else Used(self.tenant, self.key)
 
     def tell(self, progress: str) -> None:
         self.progress = progress

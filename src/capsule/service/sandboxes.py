@@ -18,6 +18,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -37,13 +38,14 @@ from capsule.providers.cleanup import finish
 from capsule.providers.contract import Provider
 from capsule.service import validate
 from capsule.service.admission import Admission, create_fingerprint, spec_of
+from capsule.service.caller import DEFAULT_TENANT
 from capsule.service.clock import Clock
 from capsule.service.context import ContextRecord
-from capsule.service.entry import MOVES, Entry, over
+from capsule.service.entry import MOVES, Entry, Used, over
 from capsule.service.happenings import Happening, Happenings, Kind
 from capsule.service.pool import Pool
 from capsule.service.room import Room
-from capsule.service.store import CREATE, Claim, Store
+from capsule.service.store import Claim, Store, create_scope
 from capsule.service.tasks import Tasks, outcome
 from capsule.service.values import CreateRequest, Sandbox
 from capsule.settings import brief
@@ -69,6 +71,11 @@ class Parts:
     happenings: Happenings
 
 
+class Tombstone(NamedTuple):
+    reason: str
+    tenant: str
+
+
 class Sandboxes:
     def __init__(self, parts: Parts, admission: Admission, pool: Pool) -> None:
         self.entries: dict[SandboxId, Entry] = {}
@@ -78,7 +85,7 @@ class Sandboxes:
         self.inherit: Callable[[Entry, ContextRecord], Awaitable[None]] = _leave
         self.boot = ""  # which one this is; told when the service opens
         # Gone, but not yet from the store; and the keys that become free with them.
-        self.unremoved: dict[SandboxId, str | None] = {}
+        self.unremoved: dict[SandboxId, Used | None] = {}
         self.tidy_at = math.inf  # monotonic: when something is to be cleared away again
         self.pool = pool
         pool.tidy_soon = self.tidy_soon
@@ -86,7 +93,7 @@ class Sandboxes:
         self._store = parts.store
         self._clock = parts.clock
         self._admission = admission
-        self._tombstones: OrderedDict[SandboxId, str] = OrderedDict()
+        self._tombstones: OrderedDict[SandboxId, Tombstone] = OrderedDict()
         self._tasks = Tasks()
 
     async def aclose(self) -> None:
@@ -132,23 +139,24 @@ class Sandboxes:
         del self.entries[entry.id]
         entry.end()
         self.counts[State.GONE] -= 1
-        self.remember_end(entry.id, entry.reason)
+        self.remember_end(entry.id, entry.reason, entry.tenant)
 
-    def remember_end(self, id: SandboxId, reason: str) -> None:
+    def remember_end(self, id: SandboxId, reason: str, tenant: str) -> None:
         """So that late callers learn that it existed, and why it is over."""
-        self._tombstones[id] = reason
+        self._tombstones[id] = Tombstone(reason, tenant)
         if len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
 
-    def find(self, id: str) -> Entry:
-        """Raises NotFoundError, GoneError."""
+    def find(self, id: str, tenant: str | None = None) -> Entry:
+        """Raises NotFoundError, GoneError. One of another tenant does not exist, nor has it
+        existed; without a tenant they are all the same."""
         entry_id = SandboxId(id)
         entry = self.entries.get(entry_id)
-        if entry is not None:
+        if entry is not None and tenant in (None, entry.tenant):
             return entry
-        reason = self._tombstones.get(entry_id)
-        if reason is not None:
-            raise over(entry_id, reason)
+        ended = self._tombstones.get(entry_id)
+        if entry is None and ended is not None and tenant in (None, ended.tenant):
+            raise over(entry_id, ended.reason)
         raise NotFoundError(
             f"sandbox {brief(id)} does not exist",
             hint="it may have ended long ago; list shows what there is",
@@ -156,32 +164,45 @@ class Sandboxes:
         )
 
     def list(
-        self, *, metadata: Mapping[str, str] | None = None, state: State | None = None
+        self,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        state: State | None = None,
+        tenant: str | None = None,
     ) -> list[Sandbox]:
         wanted = (metadata or {}).items()
         return [
             entry.view()
             for entry in self.entries.values()
-            if (state is None or entry.state is state) and wanted <= entry.metadata.items()
+            if (state is None or entry.state is state)
+            and tenant in (None, entry.tenant)
+            and wanted <= entry.metadata.items()
         ]
 
-    async def create(self, request: CreateRequest, *, layers: tuple[Layer, ...] = ()) -> Sandbox:
+    async def create(
+        self,
+        request: CreateRequest,
+        *,
+        layers: tuple[Layer, ...] = (),
+        tenant: str = DEFAULT_TENANT,
+    ) -> Sandbox:
         if self.draining:
             raise UnavailableError("the server is stopping", hint="try again in a few seconds")
-        entry = self._admission.admit(request, layers)
+        entry = self._admission.admit(request, layers, tenant)
         if entry.key is None:
             self._begin(entry, None)
             return await self._launched(entry)
         return await self._create_once(entry, entry.key, create_fingerprint(request))
 
     async def _create_once(self, entry: Entry, key: str, mark: str) -> Sandbox:
-        held = await self._store.find(CREATE, key)
+        scope = create_scope(entry.tenant)
+        held = await self._store.find(scope, key)
         if held is None:
-            self._begin(entry, Claim(CREATE, key, mark, entry.id, self._clock.now()))
+            self._begin(entry, Claim(scope, key, mark, entry.id, self._clock.now()))
             try:
                 return await self._launched(entry)
             except ConflictError:
-                held = await self._store.find(CREATE, key)
+                held = await self._store.find(scope, key)
                 if held is None:
                     raise
         return await self._launched(self._first(held, mark))
@@ -196,7 +217,8 @@ class Sandboxes:
             )
         first = self.entries.get(SandboxId(held.target))
         if first is None:
-            reason = self._tombstones.get(SandboxId(held.target), "it has ended")
+            ended = self._tombstones.get(SandboxId(held.target))
+            reason = ended.reason if ended else "it has ended"
             raise GoneError(
                 f"idempotency_key {brief(held.key)} made sandbox {held.target}: {reason}",
                 hint="take a new key for a new sandbox",
@@ -270,7 +292,7 @@ class Sandboxes:
             self.tidy_soon()  # a box that is left after all is an orphan from here on
             raise
         finally:
-            await self.remove(entry.id, entry.key)
+            await self.remove(entry.id, entry.used_key)
             self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
@@ -325,13 +347,13 @@ class Sandboxes:
                 sandbox_id=entry.id,
             ) from None
 
-    async def remove(self, id: SandboxId, key: str | None = None) -> None:
+    async def remove(self, id: SandboxId, key: Used | None = None) -> None:
         """From the store; if that does not work now, the reaper tries later. `key` becomes free."""
         self.unremoved[id] = key
         try:
             await self._store.remove(id)
             if key is not None:
-                await self._store.release(CREATE, key)
+                await self._store.release(create_scope(key.tenant), key.key)
             self.unremoved.pop(id, None)  # the reaper may have been at it too
         except (UnavailableError, NoSpaceError) as error:
             self.tidy_soon()

@@ -4,6 +4,7 @@ Service ─┬─ store, providers      opened and closed here
          ├─ sandboxes             owns the tasks that create and end sandboxes
          ├─ pool                  owns ready boxes, and the tasks that launch and remove them
          ├─ resets                owns a task per reset
+         ├─ keys                  owns one task
          ├─ reaper ─ pulse        owns one task
          ├─ snapshots             owns nothing that outlives a call
          ├─ execs, terminals      own nothing that outlives a call
@@ -31,13 +32,16 @@ from capsule.model import ExecInfo, State, Template, Usage
 from capsule.providers.contract import Capabilities, Measured, Provider
 from capsule.providers.ondemand import OnDemand
 from capsule.service.access import Access
+from capsule.service.accounts import AccountFile
 from capsule.service.admission import Admission
 from capsule.service.adoption import adopt_all
+from capsule.service.caller import OPERATOR, Caller
 from capsule.service.clock import Clock, SystemClock
 from capsule.service.contexts import Contexts
 from capsule.service.execs import Execs
 from capsule.service.files import Files
 from capsule.service.happenings import Happenings
+from capsule.service.keys import Keys
 from capsule.service.live import LiveExec
 from capsule.service.lock import DirectoryLock
 from capsule.service.pausing import Pausing
@@ -89,6 +93,7 @@ class Service:
         self._parts = Parts(config, providers, self._store, self._clock, room, self.happenings)
         late = frozenset(n for n, p in providers.items() if isinstance(p, OnDemand))
         admission = Admission(config, catalog, self._capabilities, self._clock, late=late)
+        self.keys = Keys(AccountFile(config.data_dir), self._clock)
         self._pool = Pool(config, providers, catalog, self._clock)
         self.templates = Templates(config, catalog, self._using, let_go=self._pool.let_go)
         self._sandboxes = Sandboxes(self._parts, admission, self._pool)
@@ -125,6 +130,8 @@ class Service:
             self._sandboxes.boot = await asyncio.to_thread(self._clock.boot_id)
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
+            await self.keys.open()
+            stack.push_async_callback(self.keys.aclose)
             for provider in self._parts.providers.values():
                 await self._open_provider(provider, stack)
             stack.push_async_callback(self._pool.aclose)
@@ -225,12 +232,17 @@ class Service:
         """What is ready, and how often it was wanted."""
         return self._pool.status()
 
-    async def create(self, request: CreateRequest) -> Sandbox:
+    def own(self, caller: Caller, id: str) -> None:
+        """Before anything is done with a sandbox for somebody: raises NotFoundError, with the same
+        words, where it does not exist and where it is another tenant's; GoneError."""
+        self._sandboxes.find(id, caller.tenant)
+
+    async def create(self, request: CreateRequest, caller: Caller = OPERATOR) -> Sandbox:
         """Returns when it runs. Raises InvalidError, TooLargeError, NotFoundError (template),
         CapacityError, ConflictError (the key was used for something else), GoneError (what the key
         made is over), UnavailableError, NoSpaceError."""
         await self.templates.fresh()
-        return await self._sandboxes.create(request)
+        return await self._sandboxes.create(request, tenant=caller.tenant)
 
     async def _using(self, template: Template) -> Sequence[str]:
         entries = self._sandboxes.entries.values()
@@ -242,10 +254,14 @@ class Service:
         return self._sandboxes.find(id).view()
 
     def list(
-        self, *, metadata: Mapping[str, str] | None = None, state: State | None = None
+        self,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        state: State | None = None,
+        tenant: str | None = None,
     ) -> builtins.list[Sandbox]:
-        """Newest last."""
-        return self._sandboxes.list(metadata=metadata, state=state)
+        """Newest last; of all tenants if none is named."""
+        return self._sandboxes.list(metadata=metadata, state=state, tenant=tenant)
 
     async def delete(self, id: str) -> None:
         """Returns when nothing is left of it. Concurrent deletes all succeed; one that comes later

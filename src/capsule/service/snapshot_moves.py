@@ -12,9 +12,11 @@ from capsule.providers.cleanup import finish
 from capsule.providers.contract import Portable
 from capsule.service import snapshot_format, validate
 from capsule.service.admission import Admission, new_id
+from capsule.service.caller import DEFAULT_TENANT
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts
 from capsule.service.snapshot_format import FORMAT, VERSION, Manifest
 from capsule.service.snapshots import Snapshots
+from capsule.service.template_names import shown
 from capsule.service.values import Snapshot
 
 MOST_IMPORTS = 8  # at once: each has a thread
@@ -27,13 +29,13 @@ class SnapshotMoves:
         self._admission = admission
         self._importing = 0
 
-    async def export(self, name: str) -> AsyncGenerator[bytes, None]:
+    async def export(self, name: str, tenant: str = DEFAULT_TENANT) -> AsyncGenerator[bytes, None]:
         """The snapshot as an archive. It may be deleted meanwhile; its layers stay until the end.
 
         Raises NotFoundError, NotSupportedError, TooLargeError, ForbiddenError before the first
         piece.
         """
-        snapshot = self._snapshots.find(name)
+        snapshot = self._snapshots.find(name, tenant)
         provider = self._portable(snapshot.provider)
         manifest = Manifest(
             format=FORMAT,
@@ -60,6 +62,7 @@ class SnapshotMoves:
         *,
         template: str | None = None,
         provider: str | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> Snapshot:
         """A snapshot of this name from an archive, whoever wrote it; all or nothing.
 
@@ -69,18 +72,20 @@ class SnapshotMoves:
         NotSupportedError, TooLargeError, NoSpaceError, CapacityError, and what `chunks` raises.
         """
         validate.name("name", name)
-        with self._snapshots.claim(name), self._place():
+        with self._snapshots.claim(tenant, name), self._place():
             most = self._parts.config.max_snapshot
             manifest, members = await snapshot_format.unpack(chunks, most_bytes=most)
             async with aclosing(members):
                 validate.metadata(manifest.metadata)
+                base = self._admission.template(template or manifest.template, tenant)
                 made = Snapshot(
                     name=name,
                     provider=self._admission.provider(provider or manifest.provider),
-                    template=self._admission.template(template or manifest.template).name,
+                    template=shown(base.name),
                     layers=(Layer(new_id()),),
                     created=self._parts.clock.now(),
                     metadata=dict(manifest.metadata),
+                    tenant=tenant,
                 )
                 return await self._take_in(made, members)
 

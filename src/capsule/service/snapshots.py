@@ -29,8 +29,10 @@ from capsule.providers.cleanup import finish
 from capsule.providers.contract import Box, Layered, Mark, Saved
 from capsule.service import validate
 from capsule.service.admission import new_id
+from capsule.service.caller import DEFAULT_TENANT, named
 from capsule.service.entry import Entry
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
+from capsule.service.template_names import shown
 from capsule.service.values import CreateRequest, Sandbox, Snapshot, VolumeWish
 from capsule.settings import brief
 
@@ -44,19 +46,19 @@ class Snapshots:
     def __init__(self, parts: Parts, sandboxes: Sandboxes) -> None:
         self._parts = parts
         self._sandboxes = sandboxes
-        self._known: dict[str, Snapshot] = {}
+        self._known: dict[str, Snapshot] = {}  # by whose they are, and their names
         self._names: set[str] = set()  # being made
         self._held: Counter[str] = Counter()  # layers in use that no record may have
 
     async def open(self) -> None:
         """After the sandboxes were adopted: what nobody has is dropped."""
         for snapshot in await self._parts.store.load_kept(KIND, Snapshot):
-            self._known[snapshot.name] = snapshot
+            self._known[named(snapshot.tenant, snapshot.name)] = snapshot
         await self.sweep()
 
-    def find(self, name: str) -> Snapshot:
+    def find(self, name: str, tenant: str = DEFAULT_TENANT) -> Snapshot:
         """Raises NotFoundError."""
-        found = self._known.get(name) if isinstance(name, str) else None
+        found = self._known.get(named(tenant, validate.name("snapshot", name)))
         if found is None:
             raise NotFoundError(
                 f"snapshot {brief(name)} does not exist",
@@ -65,52 +67,57 @@ class Snapshots:
             )
         return found
 
-    def list(self) -> list[Snapshot]:
+    def list(self, tenant: str = DEFAULT_TENANT) -> list[Snapshot]:
         """Oldest first."""
-        return sorted(self._known.values(), key=lambda each: each.created)
+        own = [each for each in self._known.values() if each.tenant == tenant]
+        return sorted(own, key=lambda each: each.created)
 
     async def make(self, id: str, name: str, metadata: Mapping[str, str]) -> Snapshot:
-        """Keep a sandbox's files as they are at one moment, for which it stands still.
+        """Keep a sandbox's files as they are at one moment, for which it stands still. It belongs
+        to whom the sandbox belongs.
 
         Raises ConflictError (the name is taken), NotSupportedError, TooLargeError, NoSpaceError,
         and what keeps the sandbox from being used.
         """
         entry = self._sandboxes.find(id)
         validate.metadata(metadata)
-        with self.claim(validate.name("name", name)):
+        with self.claim(entry.tenant, validate.name("name", name)):
             async with self.saved(entry) as (layers, _):
                 made = Snapshot(
                     name=name,
                     provider=entry.provider,
-                    template=entry.template.name,
+                    template=shown(entry.template.name),
                     layers=layers,
                     created=self._parts.clock.now(),
                     metadata=dict(metadata),
+                    tenant=entry.tenant,
                 )
                 await self.keep(made)
         return made
 
     async def keep(self, made: Snapshot) -> None:
-        await self._parts.store.save_kept(KIND, made.name, made.created, made)
-        self._known[made.name] = made
+        key = named(made.tenant, made.name)
+        await self._parts.store.save_kept(KIND, key, made.created, made)
+        self._known[key] = made
 
     @contextmanager
-    def claim(self, name: str) -> Iterator[None]:
-        if name in self._known or name in self._names:
+    def claim(self, tenant: str, name: str) -> Iterator[None]:
+        key = named(tenant, name)
+        if key in self._known or key in self._names:
             raise ConflictError(
                 f"snapshot {name} exists already", hint="take another name, or delete it first"
             )
-        self._names.add(name)
+        self._names.add(key)
         try:
             yield
         finally:
-            self._names.discard(name)
+            self._names.discard(key)
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
         """Sandboxes that started from it go on; its layers go with the last of them."""
-        self.find(name)
-        await self._parts.store.remove_kept(KIND, name)
-        self._known.pop(name, None)
+        key = named(tenant, self.find(name, tenant).name)
+        await self._parts.store.remove_kept(KIND, key)
+        self._known.pop(key, None)
         await self.sweep()
 
     async def fork(self, id: str, count: int) -> builtins.list[Sandbox]:
@@ -127,7 +134,9 @@ class Snapshots:
         request = _same(entry)
         with self.held(layers):
             tasks = [
-                asyncio.create_task(self._sandboxes.create(request, layers=layers))
+                asyncio.create_task(
+                    self._sandboxes.create(request, layers=layers, tenant=entry.tenant)
+                )
                 for _ in range(count)
             ]
             try:
@@ -230,7 +239,7 @@ def _explained(entry: Entry, error: CapsuleError) -> CapsuleError:
 
 def _same(entry: Entry) -> CreateRequest:
     return CreateRequest(
-        template=entry.template.name,
+        template=shown(entry.template.name),
         ttl=entry.ttl,
         idle_timeout=entry.idle_timeout,
         limits=asdict(entry.limits),

@@ -16,6 +16,7 @@ import msgspec
 
 from capsule.errors import InternalError
 from capsule.model import SandboxId
+from capsule.service.caller import DEFAULT_TENANT
 from capsule.service.carry import Session
 from capsule.service.context import ContextRecord
 from capsule.service.database import Database, whole
@@ -24,9 +25,15 @@ from capsule.service.entry import Record
 KEEP_CLAIMS = 24 * 3600.0
 MAX_CLAIMS = 10_000  # per sandbox; the oldest are forgotten first
 
-CREATE = "create"  # the scope of keys given to create; those of an exec have the sandbox's id
+# The scope of keys given to create; others' begin with it, those of an exec have a sandbox's id.
+CREATE = "create"
 
 T = TypeVar("T")
+
+
+def create_scope(tenant: str) -> str:
+    """Two tenants may use the same key."""
+    return CREATE if tenant == DEFAULT_TENANT else f"{CREATE}/{tenant}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +111,11 @@ CREATE INDEX claims_by_age ON claims (scope, at);
 CREATE TABLE sessions (
     sandbox TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (sandbox, name)
 ) WITHOUT ROWID;
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 """
-_VERSION = 1
+# 2: what is recorded belongs to tenants. What was recorded before is the default tenant's, as the
+# types say; a server that knows of no tenants must not serve one's things to another.
+_VERSION = 2
 # Came later, and an older server does not mind them.
 _LATER = """
 CREATE TABLE IF NOT EXISTS kept (
@@ -122,7 +131,7 @@ CREATE TABLE IF NOT EXISTS contexts (
 class SqliteStore:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._db = Database(path, schema=_SCHEMA, version=_VERSION, later=_LATER)
+        self._db = Database(path, schema=_SCHEMA, version=_VERSION, later=_LATER, oldest=1)
         self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
     async def open(self) -> None:
@@ -270,13 +279,14 @@ def _claim_row(claim: Claim) -> tuple[str, str, str, str, float]:
 
 def _forget_claims(db: sqlite3.Connection, now: float) -> None:
     db.execute(
-        "DELETE FROM claims WHERE scope = ? AND at < ?"
+        "DELETE FROM claims WHERE (scope = ? OR scope LIKE ?) AND at < ?"
         " AND target NOT IN (SELECT id FROM sandboxes)",
-        (CREATE, now - KEEP_CLAIMS),
+        (CREATE, f"{CREATE}/%", now - KEEP_CLAIMS),
     )
     crowded = db.execute(
-        "SELECT scope, count(*) FROM claims WHERE scope <> ? GROUP BY scope HAVING count(*) > ?",
-        (CREATE, MAX_CLAIMS),
+        "SELECT scope, count(*) FROM claims WHERE scope <> ? AND scope NOT LIKE ?"
+        " GROUP BY scope HAVING count(*) > ?",
+        (CREATE, f"{CREATE}/%", MAX_CLAIMS),
     ).fetchall()
     for scope, count in crowded:
         db.execute(

@@ -19,6 +19,7 @@ from capsule.model import (
     Unenforced,
     VolumeMount,
 )
+from capsule.service.caller import DEFAULT_TENANT
 
 DEFAULT_TEMPLATE = "python"
 
@@ -49,6 +50,7 @@ class Sandbox:
     snapshot: str = ""  # what its files began from
     checkpoint: str = "none"  # or "each"
     volumes: tuple[VolumeMount, ...] = ()
+    tenant: str = DEFAULT_TENANT  # whose it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Volume:
     created: float  # wall clock
     metadata: Mapping[str, str] = field(default_factory=dict)
     size: int | None = None  # bytes that it may hold; None: as many as the host's disk
+    tenant: str = DEFAULT_TENANT
 
     @property
     def created_at(self) -> datetime:
@@ -98,6 +101,7 @@ class Snapshot:
     layers: tuple[Layer, ...]  # topmost first
     created: float  # wall clock
     metadata: Mapping[str, str] = field(default_factory=dict)
+    tenant: str = DEFAULT_TENANT
 
     @property
     def size(self) -> int:

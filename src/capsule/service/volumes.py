@@ -23,6 +23,7 @@ from capsule.providers.cleanup import finish
 from capsule.providers.contract import Volumed
 from capsule.service import validate
 from capsule.service.admission import Admission, new_id
+from capsule.service.caller import DEFAULT_TENANT, named
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
 from capsule.service.values import Volume, VolumeWish
 from capsule.settings import brief
@@ -40,12 +41,12 @@ class Volumes:
         self._admission = admission
         self._parts = parts
         self._sandboxes = sandboxes
-        self._known: dict[str, Volume] = {}
-        self._busy: set[str] = set()  # names being made or removed
+        self._known: dict[str, Volume] = {}  # by whose they are, and their names
+        self._busy: set[str] = set()  # being made or removed
 
     async def open(self) -> None:
         for volume in await self._parts.store.load_kept(KIND, Volume):
-            self._known[volume.name] = volume
+            self._known[named(volume.tenant, volume.name)] = volume
         ids = {volume.id for volume in self._known.values()}
         for provider in self._parts.providers.values():
             if isinstance(provider, Volumed):
@@ -55,14 +56,16 @@ class Volumes:
                 except CapsuleError as error:
                     log.warning("volumes not removed yet", reason=error.message)
 
-    def list(self) -> list[Volume]:
+    def list(self, tenant: str = DEFAULT_TENANT) -> list[Volume]:
         """Oldest first."""
-        return sorted(self._known.values(), key=lambda each: each.created)
+        own = [each for each in self._known.values() if each.tenant == tenant]
+        return sorted(own, key=lambda each: each.created)
 
-    def find(self, name: str) -> Volume:
+    def find(self, name: str, tenant: str = DEFAULT_TENANT) -> Volume:
         """Raises NotFoundError."""
-        found = self._known.get(name) if isinstance(name, str) else None
-        if found is None or name in self._busy:
+        key = named(tenant, validate.name("volume", name))
+        found = self._known.get(key)
+        if found is None or key in self._busy:
             raise NotFoundError(
                 f"volume {brief(name)} does not exist",
                 hint="create it first, or list the volumes",
@@ -83,63 +86,68 @@ class Volumes:
         provider: str | None = None,
         size: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> Volume:
         """`size`: the most bytes that it holds, where the host can see to that.
 
         Raises ConflictError (the name is taken), NotSupportedError, NoSpaceError.
         """
-        validate.name("name", name)
+        key = named(tenant, validate.name("name", name))
         if size is not None:
             validate.count("size", size, LEAST_SIZE, MOST_SIZE)
         validate.metadata(metadata or {})
-        if name in self._known or name in self._busy:
+        if key in self._known or key in self._busy:
             raise ConflictError(f"volume {name} exists already", hint="take another name")
         of = provider or self._parts.config.provider
         maker = self._volumed(of)
         if size is not None:
             what = "hold volumes to a size"
             self._admission.require("volume_size", of, field="size", what=what)
-        made = Volume(name, new_id(), of, self._parts.clock.now(), dict(metadata or {}), size)
-        self._busy.add(name)
+        now, labels = self._parts.clock.now(), dict(metadata or {})
+        made = Volume(name, new_id(), of, now, labels, size, tenant)
+        self._busy.add(key)
         try:
-            await self._parts.store.save_kept(KIND, name, made.created, made)
+            await self._parts.store.save_kept(KIND, key, made.created, made)
             await maker.make_volume(made.id, size=size)
-            self._known[name] = made
+            self._known[key] = made
         except BaseException:
-            forget = self._parts.store.remove_kept(KIND, name)
+            forget = self._parts.store.remove_kept(KIND, key)
             await finish(forget, f"volume {name}", budget=DESTROY_BUDGET)
             await finish(maker.drop_volume(made.id), f"volume {name}", budget=DESTROY_BUDGET)
             raise
         finally:
-            self._busy.discard(name)
+            self._busy.discard(key)
         return made
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
         """With all that is in it. Raises NotFoundError, ConflictError (sandboxes have it)."""
-        volume = self.find(name)
+        volume = self.find(name, tenant)
+        key = named(tenant, name)
         if users := self._users(volume):
             raise ConflictError(
                 f"volume {name} is in use by {len(users)} sandboxes",
                 hint="delete them first",
                 sandbox_ids=users[:100],
             )
-        self._busy.add(name)
+        self._busy.add(key)
         try:
-            await self._parts.store.remove_kept(KIND, name)
-            del self._known[name]
+            await self._parts.store.remove_kept(KIND, key)
+            del self._known[key]
             await self._volumed(volume.provider).drop_volume(volume.id)
         finally:
-            self._busy.discard(name)
+            self._busy.discard(key)
 
     def _users(self, volume: Volume) -> Sequence[str]:
         entries = self._sandboxes.entries.values()
         return [e.id for e in entries if any(v.id == volume.id for v in e.volumes)]
 
-    def mounts(self, wishes: Sequence[VolumeWish], provider: str) -> tuple[VolumeMount, ...]:
+    def mounts(
+        self, wishes: Sequence[VolumeWish], provider: str, tenant: str = DEFAULT_TENANT
+    ) -> tuple[VolumeMount, ...]:
         """What a create asks for, checked. Raises InvalidError, NotFoundError."""
         if len(wishes) > MAX_MOUNTS:
             raise InvalidError(f"volumes: {len(wishes)}, at most {MAX_MOUNTS}", field="volumes")
-        found = [(self.find(wish.name), wish) for wish in wishes]
+        found = [(self.find(wish.name, tenant), wish) for wish in wishes]
         for volume, wish in found:
             _check_path(wish.path)
             if volume.provider != provider:

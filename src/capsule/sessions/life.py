@@ -19,6 +19,7 @@ from capsule.errors import CapsuleError, ConflictError, GoneError, NotFoundError
 from capsule.model import State
 from capsule.providers.cleanup import finish
 from capsule.service import CreateRequest, Sandbox, Service
+from capsule.service.caller import Caller
 from capsule.service.clock import Clock
 from capsule.sessions.harvest import FOLDER
 from capsule.sessions.ledger import Ledger
@@ -84,7 +85,7 @@ class Life:
     async def _open(self, session: Session, *, before: Session | None) -> Session:
         sandbox: Sandbox | None = None
         try:
-            sandbox = await self._service.create(self._request(session))
+            sandbox = await self._service.create(self._request(session), Caller(session.tenant))
             await self._files.restore(sandbox.id, session.kept)
             await self._service.files(sandbox.id).mkdir(FOLDER)
             opened = replace(
@@ -130,9 +131,9 @@ class Life:
         try:
             await self._ledger.save(session)
         except CapsuleError:
-            await self._files.drop(kept)
+            await self._files.drop(session, kept)
             raise
-        await self._files.drop(old)
+        await self._files.drop(session, old)
         await self._end(session.sandbox_id)
         return await self._closed(session, reason)
 
@@ -140,7 +141,7 @@ class Life:
         """End its sandbox and remove its files. Called in its turn."""
         if session.sandbox_id:
             await self._end(session.sandbox_id)
-        await self._files.drop(session.kept)
+        await self._files.drop(session, session.kept)
         deleted = replace(
             _without_sandbox(session, "it was deleted"),
             phase=Phase.DELETED,

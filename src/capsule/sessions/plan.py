@@ -10,6 +10,7 @@ from capsule.config import Config
 from capsule.errors import InvalidError, NotFoundError
 from capsule.registry_file import Agent, Environment, seconds_of
 from capsule.service import Service, validate
+from capsule.service.template_names import resolve, shown, visible
 from capsule.sessions.registry import Registry
 from capsule.settings import brief
 
@@ -44,16 +45,21 @@ class Plan(NamedTuple):
 
 
 async def make_plan(
-    wish: Wish, registry: Registry, service: Service, config: Config, providers: Collection[str]
+    wish: Wish,
+    registry: Registry,
+    service: Service,
+    config: Config,
+    providers: Collection[str],
+    tenant: str,
 ) -> Plan:
-    """`providers` are the names of those that there are.
+    """`providers` are the names of those that there are, `tenant` is whose templates there are.
 
     Raises NotFoundError (agent, environment), InvalidError, TooLargeError.
     """
     await registry.fresh()
     agent = registry.get(Agent, wish.agent) if wish.agent is not None else None
     name = wish.environment or (agent.environment if agent else DEFAULT_ENVIRONMENT)
-    place = registry.environment(name) or await _of_template(name, registry, service)
+    place = registry.environment(name) or await _of_template(name, registry, service, tenant)
     idle = _first(
         wish.idle_timeout,
         seconds_of(agent.idle_timeout) if agent else None,
@@ -83,11 +89,12 @@ def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-async def _of_template(name: str, registry: Registry, service: Service) -> Environment:
+async def _of_template(name: str, registry: Registry, service: Service, tenant: str) -> Environment:
     """Every template is an environment, without a file of its own."""
     catalog = await service.templates.fresh()
-    if name not in catalog:
-        known = sorted({*(each.name for each in registry.all(Environment)), *catalog})
+    if resolve(catalog, name, tenant) is None:
+        templates = {shown(each.name) for each in visible(catalog, tenant)}
+        known = sorted({*(each.name for each in registry.all(Environment)), *templates})
         raise NotFoundError(
             f"environment {brief(name)} does not exist",
             hint=f"take one of: {', '.join(known)}",

@@ -134,7 +134,9 @@ class Sessions:
     async def create(self, tenant: str, wish: Wish) -> Session:
         """Returns when its sandbox runs. Raises ConflictError (its id is taken), NotFoundError
         (environment, agent), and what `Service.create` raises."""
-        plan = await make_plan(wish, self.registry, self._service, self._config, self._providers)
+        plan = await make_plan(
+            wish, self.registry, self._service, self._config, self._providers, tenant
+        )
         now, uid = self._clock.now(), new_uid()
         session = Session(
             uid=uid,

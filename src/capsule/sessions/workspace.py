@@ -81,12 +81,12 @@ class Workspaces:
         finally:
             await asyncio.to_thread(file.close)
 
-    async def drop(self, kept: Kept | None) -> None:
+    async def drop(self, session: Session, kept: Kept | None) -> None:
         if kept is None:
             return
         try:
             if kept.how == "snapshot":
-                await self._service.snapshots.delete(kept.name)
+                await self._service.snapshots.delete(kept.name, session.tenant)
             else:
                 await asyncio.to_thread((self._folder / kept.name).unlink, missing_ok=True)
         except NotFoundError:

@@ -10,6 +10,7 @@ with client.create("python") as capsule:
 from ._client import AsyncCapsuleClient, CapsuleClient
 from ._contexts import AsyncContext, Context
 from ._exec import AsyncExecStream, ExecStream
+from ._keys import AsyncKeys, Keys
 from ._runs import ContextInfo, Printed, Result, RunEnd, RunError, RunEvent, RunResult
 from ._sandbox import AsyncCapsule, Capsule
 from ._snapshots import AsyncSnapshots, Snapshots
@@ -45,6 +46,7 @@ from .values import (
     FileInfo,
     Gap,
     ImageInfo,
+    KeyInfo,
     Limits,
     Metrics,
     Output,
@@ -68,6 +70,7 @@ __all__ = [
     "AsyncCapsuleClient",
     "AsyncContext",
     "AsyncExecStream",
+    "AsyncKeys",
     "AsyncSnapshots",
     "AsyncTemplates",
     "AsyncTerminal",
@@ -95,6 +98,8 @@ __all__ = [
     "ImageInfo",
     "InternalError",
     "InvalidError",
+    "KeyInfo",
+    "Keys",
     "Limits",
     "Metrics",
     "NoSpaceError",

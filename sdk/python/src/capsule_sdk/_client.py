@@ -12,6 +12,7 @@ import httpx
 from ._arguments import millis, number, whole, wrong
 from ._drivers import AsyncDriver, SyncDriver, Target
 from ._flow import Flow
+from ._keys import AsyncKeys, Keys
 from ._rpc import new_key, rpc
 from ._sandbox import AsyncCapsule, Capsule
 from ._snapshots import AsyncSnapshots, Snapshots
@@ -133,6 +134,7 @@ class CapsuleClient(ClientMethods):
         self._driver = SyncDriver(_target(url, api_key, retries))
         self.snapshots = Snapshots(self._driver)
         self.volumes = Volumes(self._driver)
+        self.keys = Keys(self._driver)
         self.templates = Templates(self._driver)
 
     def create(self, template: str = "python", **options: Unpack[CreateOptions]) -> Capsule:
@@ -183,6 +185,7 @@ class AsyncCapsuleClient(ClientMethods):
         self._driver = AsyncDriver(_target(url, api_key, retries))
         self.snapshots = AsyncSnapshots(self._driver)
         self.volumes = AsyncVolumes(self._driver)
+        self.keys = AsyncKeys(self._driver)
         self.templates = AsyncTemplates(self._driver)
 
     async def create(

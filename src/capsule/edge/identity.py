@@ -1,0 +1,124 @@
+"""Who asks: the one check that every surface shares.
+
+A request carries a key or a token, as `Authorization: Bearer …` or `X-API-Key: …`. A browser cannot
+set headers on a WebSocket; it offers the subprotocol `capsule.key.` + base64url(KEY) without
+padding, beside the one it wants to speak. Keys are never taken from the URL: those end up in logs.
+
+What is presented is, in this order, one of the configured keys, one that was made with
+`capsule key create`, or a JSON Web Token. As soon as there is any key, or tokens are set up, or the
+server listens beyond loopback, every request needs one; until then everybody is the operator.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from dataclasses import replace
+
+from starlette.types import Scope
+
+from capsule.config import Config, is_loopback
+from capsule.edge.errors import invalid_field
+from capsule.edge.tokens import Tokens, looks_like_one
+from capsule.errors import ForbiddenError, InvalidError, UnauthenticatedError
+from capsule.service.caller import OPERATOR, Caller, KeyScope, check_tenant
+from capsule.service.keys import Keys
+
+KEY_PROTOCOL = "capsule.key."
+AS_TENANT = b"x-capsule-tenant"
+CALLER = "capsule.caller"
+_MAX_KEY = 8192  # a token may have a few thousand characters
+_HINT = "send the header 'Authorization: Bearer KEY'"
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Whoever the guard let in."""
+    found: Caller = scope[CALLER]
+    return found
+
+
+class Identity:
+    def __init__(self, config: Config, keys: Keys) -> None:
+        """May read a file, and blocks. Raises InvalidError."""
+        self._static = Caller(key_id="static")
+        self._digests = [_digest(key) for key in config.api_keys]
+        self._keys = keys
+        self._tokens = Tokens(config) if config.takes_tokens else None
+        self._closed = bool(config.api_keys) or config.takes_tokens or not is_loopback(config.host)
+
+    async def caller(self, scope: Scope) -> Caller:
+        """Raises UnauthenticatedError, ForbiddenError (to act for a tenant), UnavailableError."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        presented = _presented(scope, headers)
+        if presented is not None:
+            caller = await self._known(presented)
+        elif self._closed or self._keys.any:
+            raise UnauthenticatedError("no API key", hint=_HINT)
+        else:
+            caller = OPERATOR
+        wanted = headers.get(AS_TENANT)
+        return caller if wanted is None else _acting(caller, wanted)
+
+    async def _known(self, presented: str) -> Caller:
+        if self._is_static(presented):
+            return self._static
+        if (caller := self._keys.caller(presented)) is not None:
+            return caller
+        if self._tokens is not None and looks_like_one(presented):
+            return await self._tokens.caller(presented)
+        if not self._closed and not self._keys.any:
+            return OPERATOR  # nobody is asked here, so whatever is sent is as good as nothing
+        raise UnauthenticatedError("unknown API key", hint=_HINT)
+
+    def _is_static(self, key: str) -> bool:
+        # Always against every key, and over digests of one length: the time tells nothing.
+        presented = _digest(key) if self._digests else b""
+        found = False
+        for digest in self._digests:
+            found |= hmac.compare_digest(digest, presented)
+        return found
+
+
+def _acting(caller: Caller, wanted: bytes) -> Caller:
+    """An admin in the place of another tenant."""
+    name = wanted.decode("latin-1").strip()
+    if name == caller.tenant:
+        return caller
+    if KeyScope.ADMIN not in caller.scopes:
+        raise ForbiddenError(
+            f"only a key with the scope {KeyScope.ADMIN} may act for another tenant",
+            hint="leave out the header X-Capsule-Tenant",
+        )
+    try:
+        return replace(caller, tenant=check_tenant(name))
+    except InvalidError as error:
+        raise invalid_field("X-Capsule-Tenant", error.message) from None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _presented(scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer" and token:
+        return _text(token)
+    if key := headers.get(b"x-api-key"):
+        return _text(key)
+    for name in scope.get("subprotocols", ()):
+        if name.startswith(KEY_PROTOCOL):
+            return _from_base64url(name.removeprefix(KEY_PROTOCOL)[: 2 * _MAX_KEY])
+    return None
+
+
+def _text(key: bytes) -> str:
+    return key.strip()[:_MAX_KEY].decode("utf-8", "surrogateescape")
+
+
+def _from_base64url(text: str) -> str:
+    try:
+        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return ""
+    return data.decode("utf-8", "surrogateescape")

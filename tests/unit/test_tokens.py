@@ -1,0 +1,296 @@
+"""JSON Web Tokens: whose word counts, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from capsule.config import Config
+from capsule.edge import jwks
+from capsule.edge.tokens import GOOD_FOR, Tokens, looks_like_one, read_public_key
+from capsule.errors import InvalidError, UnauthenticatedError, UnavailableError
+from capsule.service.caller import Caller, KeyScope
+
+SECRET = "a-secret-of-thirty-two-characters-or-more"
+RSA = rsa.generate_private_key(65537, 2048)
+OTHER_RSA = rsa.generate_private_key(65537, 2048)
+EC = ec.generate_private_key(ec.SECP256R1())
+
+
+def claims(**more: Any) -> dict[str, Any]:
+    made = {"sub": "ann", "tenant": "blue", "scope": "openid run", "exp": time.time() + 600, **more}
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def public_pem(key: Any) -> bytes:
+    pem: bytes = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return pem
+
+
+async def tokens(**settings: Any) -> Tokens:
+    """In a thread: a server reads files before it serves."""
+    return await asyncio.to_thread(lambda: Tokens(Config(**settings)))
+
+
+def signed(key: Any, algorithm: str, kid: str | None = None, **more: Any) -> str:
+    headers = {"kid": kid} if kid else None
+    return jwt.encode(claims(**more), key, algorithm=algorithm, headers=headers)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    for name, key in (("rsa", RSA), ("ec", EC)):
+        (tmp_path / name).write_bytes(public_pem(key))
+    return {name: tmp_path / name for name in ("rsa", "ec")}
+
+
+async def test_a_shared_secret() -> None:
+    caller = await (await tokens(jwt_secret=SECRET)).caller(signed(SECRET, "HS256"))
+    assert caller == Caller("blue", frozenset({KeyScope.READ, KeyScope.RUN}), "jwt:ann")
+
+
+@pytest.mark.parametrize(("name", "key", "algorithm"), [("rsa", RSA, "RS256"), ("ec", EC, "ES256")])
+async def test_a_public_key(files: dict[str, Path], name: str, key: Any, algorithm: str) -> None:
+    known = await tokens(jwt_public_key=files[name])
+    assert (await known.caller(signed(key, algorithm))).tenant == "blue"
+    with pytest.raises(UnauthenticatedError, match="no key of its issuer"):
+        await known.caller(signed(OTHER_RSA, "RS256"))
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"exp": time.time() - 3600}, "it has expired"),
+        ({"exp": None}, "exp"),
+        ({"nbf": time.time() + 3600}, "not valid yet"),
+        ({"tenant": None}, "names no tenant"),
+        ({"tenant": "a/b"}, "names no tenant"),
+        ({"tenant": ["blue"]}, "names no tenant"),
+        ({"aud": "others"}, "another audience"),
+    ],
+)
+async def test_what_a_token_must_say(more: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UnauthenticatedError, match=reason):
+        await (await tokens(jwt_secret=SECRET)).caller(signed(SECRET, "HS256", **more))
+
+
+async def test_issuer_and_audience() -> None:
+    known = await tokens(jwt_secret=SECRET, jwt_issuer="https://id", jwt_audience="capsule")
+    good = signed(SECRET, "HS256", iss="https://id", aud=["capsule", "x"])
+    assert (await known.caller(good)).tenant == "blue"
+    for more in ({"iss": "https://id"}, {"aud": "capsule"}, {"iss": "https://x", "aud": "capsule"}):
+        with pytest.raises(UnauthenticatedError):
+            await known.caller(signed(SECRET, "HS256", **more))
+
+
+async def test_clocks_may_differ_a_little() -> None:
+    known = await tokens(jwt_secret=SECRET, jwt_leeway=30.0)
+    assert await known.caller(signed(SECRET, "HS256", exp=time.time() - 10))
+    assert await known.caller(signed(SECRET, "HS256", nbf=time.time() + 10))
+
+
+async def test_what_was_good_is_not_good_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = await tokens(jwt_secret=SECRET, jwt_leeway=0.0)
+    now = time.time()
+    for exp, until in ((now + 20, now + 20), (now + 3600, now + GOOD_FOR)):
+        token = signed(SECRET, "HS256", exp=exp)
+        assert await known.caller(token) is await known.caller(token)
+        *_, kept = known._known.values()
+        assert kept.until == pytest.approx(until, abs=2)
+
+    def refuse(*_: object) -> Any:
+        raise jwt.ExpiredSignatureError
+
+    monkeypatch.setattr(known, "_decoded", refuse)
+    assert await known.caller(token)
+    monkeypatch.setattr(time, "time", lambda: now + GOOD_FOR + 5)
+    with pytest.raises(UnauthenticatedError, match="expired"):
+        await known.caller(token)
+
+
+def forged(header: dict[str, Any], signature: bytes = b"") -> str:
+    parts = (json.dumps(header).encode(), json.dumps(claims()).encode(), signature)
+    return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
+
+
+async def test_no_algorithm_is_none(files: dict[str, Path]) -> None:
+    for known in (await tokens(jwt_secret=SECRET), await tokens(jwt_public_key=files["rsa"])):
+        for name in ("none", "None", "NONE", "nOnE", "", None, 5, ["HS256"]):
+            with pytest.raises(UnauthenticatedError):
+                await known.caller(forged({"alg": name, "typ": "JWT"}))
+
+
+async def test_a_public_key_is_no_secret(files: dict[str, Path]) -> None:
+    """Somebody signs with the public key, which everybody has, and says HS256."""
+    import hashlib
+    import hmac
+
+    known = await tokens(jwt_public_key=files["rsa"])
+    unsigned = forged({"alg": "HS256", "typ": "JWT"}).rpartition(".")[0]
+    for material in (public_pem(RSA), public_pem(RSA).strip()):
+        mac = hmac.new(material, unsigned.encode(), hashlib.sha256).digest()
+        token = f"{unsigned}.{base64.urlsafe_b64encode(mac).decode().rstrip('=')}"
+        with pytest.raises(UnauthenticatedError):
+            await known.caller(token)
+    with pytest.raises(UnauthenticatedError):
+        await (await tokens(jwt_secret=SECRET)).caller(signed(RSA, "RS256"))
+
+
+@pytest.mark.parametrize("algorithm", ["HS384", "HS512"])
+async def test_other_algorithms_are_refused(algorithm: str) -> None:
+    secret = SECRET * 2
+    with pytest.raises(UnauthenticatedError):
+        await (await tokens(jwt_secret=secret)).caller(signed(secret, algorithm))
+
+
+@pytest.mark.parametrize(
+    ("scope", "may"),
+    [
+        ("read", {"read"}),
+        ("openid profile", set()),
+        ("capsule:admin", {"read", "run", "admin"}),
+        (["run", "email"], {"read", "run"}),
+        (7, set()),
+        (None, set()),
+    ],
+)
+async def test_scopes_of_others_mean_nothing_here(scope: Any, may: set[str]) -> None:
+    caller = await (await tokens(jwt_secret=SECRET)).caller(signed(SECRET, "HS256", scope=scope))
+    assert caller.scopes == may
+
+
+async def test_claims_may_have_other_names() -> None:
+    known = await tokens(jwt_secret=SECRET, jwt_tenant_claim="org", jwt_scopes_claim="permissions")
+    token = signed(SECRET, "HS256", org="green", permissions=["read"])
+    assert await known.caller(token) == Caller("green", frozenset({KeyScope.READ}), "jwt:ann")
+
+
+def test_what_looks_like_a_token() -> None:
+    assert looks_like_one(signed(SECRET, "HS256"))
+    for text in ("", "cap_a_b", "a.b.c", "eyJ", "eyJa.b.c d", "eyJa.b.c\n"):
+        assert not looks_like_one(text)
+
+
+def test_a_key_file_is_checked_at_the_start(tmp_path: Path) -> None:
+    weak = tmp_path / "weak"
+    weak.write_bytes(public_pem(ec.generate_private_key(ec.SECP384R1())))
+    private = tmp_path / "private"
+    private.write_bytes(RSA.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    for path, problem in (
+        (tmp_path / "missing", "No such file"),
+        (weak, "neither RSA"),
+        (private, "no public key"),
+    ):
+        with pytest.raises(InvalidError, match=problem):
+            read_public_key(path)
+
+
+class Issuer:
+    """Serves a key set, which a test may change."""
+
+    def __init__(self) -> None:
+        self.keys: list[dict[str, Any]] = []
+        self.asked = 0
+        self.broken = False
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                issuer.asked += 1
+                self.send_response(500 if issuer.broken else 200)
+                self.end_headers()
+                self.wfile.write(json.dumps({"keys": issuer.keys}).encode())
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/jwks"
+
+    def publish(self, **keys: Any) -> None:
+        self.keys = []
+        for kid, key in keys.items():
+            algorithm: Any = jwt.get_algorithm_by_name("RS256" if hasattr(key, "sign") else "HS256")
+            if isinstance(key, ec.EllipticCurvePrivateKey):
+                algorithm = jwt.get_algorithm_by_name("ES256")
+            public = key.public_key() if hasattr(key, "public_key") else key
+            self.keys.append({**algorithm.to_jwk(public, as_dict=True), "kid": kid})
+
+
+@pytest.fixture
+def issuer() -> Iterator[Issuer]:
+    made = Issuer()
+    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+async def test_an_issuers_key_set(issuer: Issuer) -> None:
+    issuer.publish(one=RSA, two=EC)
+    known = await tokens(jwt_jwks_url=issuer.url)
+    assert await known.caller(signed(RSA, "RS256", "one"))
+    assert await known.caller(signed(EC, "ES256", "two"))
+    assert await known.caller(signed(RSA, "RS256"))  # it names no key: any of that kind
+    assert issuer.asked == 1
+    for token in (
+        signed(OTHER_RSA, "RS256", "one"),
+        signed(RSA, "RS256", "two"),
+        signed(OTHER_RSA, "RS256", "three"),
+    ):
+        with pytest.raises(UnauthenticatedError, match="no key of its issuer"):
+            await known.caller(token)
+    assert issuer.asked == 1  # names that somebody has made up: not more than every ten seconds
+
+
+async def test_a_rotation_needs_nobodys_help(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwks, "AGAIN", 0.0)
+    issuer.publish(one=RSA)
+    known = await tokens(jwt_jwks_url=issuer.url)
+    assert await known.caller(signed(RSA, "RS256", "one"))
+    issuer.publish(two=OTHER_RSA)
+    assert await known.caller(signed(OTHER_RSA, "RS256", "two"))
+    with pytest.raises(UnauthenticatedError):
+        await known.caller(signed(RSA, "RS256", "one", sub="bob"))
+
+
+async def test_a_secret_in_a_key_set_is_ignored(issuer: Issuer) -> None:
+    secret = base64.urlsafe_b64encode(SECRET.encode()).decode().rstrip("=")
+    issuer.keys = [{"kty": "oct", "k": secret, "kid": "one"}, {"kty": "RSA"}, "x", {"use": "enc"}]  # type: ignore[list-item]
+    with pytest.raises(UnauthenticatedError):
+        await (await tokens(jwt_jwks_url=issuer.url)).caller(signed(SECRET, "HS256", "one"))
+    with pytest.raises(UnauthenticatedError):
+        await (await tokens(jwt_jwks_url=issuer.url)).caller(signed(RSA, "RS256", "one"))
+
+
+async def test_an_issuer_that_is_down(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    issuer.publish(one=RSA)
+    known, late = await tokens(jwt_jwks_url=issuer.url), await tokens(jwt_jwks_url=issuer.url)
+    assert await known.caller(signed(RSA, "RS256", "one"))
+    issuer.broken = True
+    monkeypatch.setattr(jwks, "AGAIN", 0.0)
+    monkeypatch.setattr(jwks, "FRESH", 0.0)
+    assert await known.caller(signed(RSA, "RS256", "one", sub="bob"))  # by what was read before
+    with pytest.raises(UnavailableError, match="cannot be had"):
+        await late.caller(signed(RSA, "RS256", "one"))
