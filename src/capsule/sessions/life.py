@@ -154,7 +154,7 @@ class Life:
 
     async def forget_files(self, session: Session, reason: str) -> None:
         """Of one that is closed. Called in its turn."""
-        await self._files.drop(session.kept)
+        await self._files.drop(session, session.kept)
         await self._ledger.save(replace(session, kept=None, reason=reason))
 
     def is_over(self, session: Session) -> bool:
