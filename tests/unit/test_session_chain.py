@@ -41,7 +41,7 @@ async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
 
 async def run(ledger: Ledger, of: Session, code: str, at: float = 5.0, out: bytes = b"") -> int:
     running = await ledger.begin(of, Task("code", code), at)
-    return await ledger.append(of, running, Outcome("ok", stdout=out), cap=CAP)
+    return (await ledger.append(of, running, Outcome("ok", stdout=out), cap=CAP)).number
 
 
 def artifact(of: Session, name: str, size: int = 1, created: float = 5.0) -> Artifact:

@@ -22,7 +22,7 @@ from capsule.service.clock import Clock
 from capsule.service.tasks import Tasks, outcome
 from capsule.sessions.harvest import Found, Harvest
 from capsule.sessions.ledger import Ledger, Running
-from capsule.sessions.records import Executed, Outcome, Session, Skipped, Task
+from capsule.sessions.records import Artifact, Executed, Outcome, Session, Skipped, Task
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class Executions:
     async def open(self) -> None:
         for session, running in await self._ledger.left_running():
             told = Outcome("lost", reason=STOPPED)
-            await self._ledger.append(session, running, told, cap=self._cap)
+            await self._note(session, running, told)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
@@ -77,8 +77,7 @@ class Executions:
         try:
             did = await work(session)
         except (UnavailableError, GoneError) as error:
-            told = Outcome("lost", reason=error.message)
-            await self._ledger.append(session, running, told, cap=self._cap)
+            await self._note(session, running, Outcome("lost", reason=error.message))
             raise
         except CapsuleError:
             await self._ledger.drop(running)
@@ -87,13 +86,32 @@ class Executions:
         async with lock:
             found = await self._gather(session, did)
             try:
-                number = await self._ledger.append(
-                    session, running, did, found.artifacts, cap=self._cap
-                )
+                number = await self._note(session, running, did, found.artifacts)
             finally:
                 self._harvest.release(found.artifacts)
         self.kept_bytes += sum(each.size for each in found.artifacts)
         return Executed(number, did, found.artifacts, found.skipped)
+
+    async def _note(
+        self,
+        session: Session,
+        running: Running,
+        did: Outcome,
+        artifacts: tuple[Artifact, ...] = (),
+    ) -> int:
+        """Its number. The server's own log has the hash too: it is elsewhere than the chain."""
+        place = await self._ledger.append(session, running, did, artifacts, cap=self._cap)
+        log.info(
+            "execution",
+            tenant=session.tenant,
+            session=session.id,
+            sandbox=running.sandbox,
+            number=place.number,
+            status=did.status,
+            seq=place.seq,
+            hash=place.hash,
+        )
+        return place.number
 
     async def _gather(self, session: Session, did: Outcome) -> Found:
         known = await self._ledger.artifacts(session)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -66,6 +67,14 @@ class Running(NamedTuple):
     sandbox: str
     started: float
     task: Task
+
+
+class Place(NamedTuple):
+    """Of an execution in the log."""
+
+    number: int  # within its session
+    seq: int
+    hash: str
 
 
 class Logged(NamedTuple):
@@ -209,15 +218,14 @@ class Ledger:
         artifacts: tuple[Artifact, ...] = (),
         *,
         cap: int,
-    ) -> int:
-        """Log an execution, with what it left; its number within the session. `cap` bytes of code
-        and of each stream are kept."""
+    ) -> Place:
+        """Log an execution, with what it left. `cap` bytes of code and of each stream are kept."""
         texts = Texts(
             _bytes(running.task.command)[:cap], outcome.stdout[:cap], outcome.stderr[:cap]
         )
         said = _said(session, running, outcome, artifacts, texts)
 
-        def write(db: sqlite3.Connection) -> int:
+        def write(db: sqlite3.Connection) -> Place:
             number = _next_number(db, session.uid)
             last = _last(db)
             entry = chain.seal(last.seq + 1, last.hash, {**said, "number": number})
@@ -229,7 +237,7 @@ class Ledger:
             for artifact in artifacts:
                 _keep(db, session.tenant, artifact, number)
             db.execute("DELETE FROM running WHERE id = ?", (running.id,))
-            return number
+            return Place(number, entry.seq, entry.hash)
 
         return await self._db.run(whole(write))
 
@@ -327,11 +335,8 @@ class Ledger:
         oldest text of the log."""
 
         def write(db: sqlite3.Connection) -> None:
-            while (_total(db) or 0) > most:
-                db.execute(
-                    "DELETE FROM artifacts WHERE id IN"
-                    " (SELECT id FROM artifacts ORDER BY created LIMIT 16)"
-                )
+            for id in _too_many(db, most):
+                db.execute("DELETE FROM artifacts WHERE id = ?", (id,))
             while (_text(db) or 0) > most:
                 db.execute(
                     "DELETE FROM texts WHERE seq IN (SELECT seq FROM texts ORDER BY seq LIMIT 256)"
@@ -377,11 +382,19 @@ def _next_number(db: sqlite3.Connection, uid: str) -> int:
     return int(row[0]) + 1
 
 
-def _total(db: sqlite3.Connection) -> int | None:
-    row: tuple[int | None] = db.execute(
-        "SELECT sum(size) FROM (SELECT max(size) AS size FROM artifacts GROUP BY sha256)"
-    ).fetchone()
-    return row[0]
+def _too_many(db: sqlite3.Connection, most: int) -> builtins.list[str]:
+    """The oldest artifacts, without which the contents of the others have at most so many bytes."""
+    rows = db.execute("SELECT id, sha256, size FROM artifacts ORDER BY created, rowid").fetchall()
+    having = Counter(sha256 for _, sha256, _ in rows)
+    total = sum({sha256: size for _, sha256, size in rows}.values())
+    found: builtins.list[str] = []
+    for id, sha256, size in rows:
+        if total <= most:
+            break
+        found.append(id)
+        having[sha256] -= 1
+        total -= size if not having[sha256] else 0
+    return found
 
 
 def _text(db: sqlite3.Connection) -> int | None:
