@@ -23,7 +23,7 @@ THROUGH_THE_ENGINE = (
 # Where files are copied instead of being a layer, those tests of state that this could break.
 COPIED = (
     "begins", "changed", "odd_files", "one_moment", "stays_paused", "outlive", "is_its_own",
-    "undo_goes_back", "cancelled", "archive", "volume", "link_in_a_snapshot",
+    "undo_goes_back", "cancelled", "archive", "volume", "read_only", "is_shared",
 )  # fmt: skip
 
 
@@ -32,6 +32,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if any(name in item.nodeid for name in ALONE):
             item.add_marker(pytest.mark.serial)
         if "test_docker_state.py" in item.nodeid and "test_a_long_chain" in item.nodeid:
+            item.add_marker(pytest.mark.slow)
+        if "test_podman.py::test_" in item.nodeid:  # of state, tried with Docker as well
             item.add_marker(pytest.mark.slow)
     left_out = [item for item in items if _is_left_out(item.nodeid)]
     config.hook.pytest_deselected(items=left_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.support import backends
 from tests.support.backends import CATALOG, Backend
 from tests.support.engine import EngineApi
 from tests.support.images import Images
-from tests.unit import test_snapshots_real, test_steps_real
+from tests.unit import test_snapshots_real, test_steps_real, test_volumes_real
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -60,6 +61,11 @@ def backend_of(kind: Kind, engine: EngineApi, image: str, agent: Path) -> Backen
         found = (each["Labels"] for each in engine.containers("capsule.owner"))
         return [one["capsule.id"] for one in found if one["capsule.owner"].startswith(ours)]
 
+    def volumes(folder: Path) -> list[str]:
+        ours = (folder / "d" / "docker-id").read_text().strip()
+        filters = json.dumps({"label": [f"capsule.data={ours}"]})
+        return [each["Name"] for each in engine.get("/volumes", filters=filters)["Volumes"] or ()]
+
     catalog = {
         name: replace(CATALOG[name], image=image, limits=replace(CATALOG[name].limits, cpus=1.0))
         for name in ("bash", "python")
@@ -71,6 +77,8 @@ def backend_of(kind: Kind, engine: EngineApi, image: str, agent: Path) -> Backen
         None,
         "docker-layers",
         boxes,
+        volumes,
+        sized=False,  # the tests' Engine is on no file system with quotas
         copies=kind.copies,
     )
 
@@ -86,12 +94,16 @@ def kind(request: pytest.FixtureRequest, engine: EngineApi) -> Kind:
 @pytest.fixture
 def folder(kind: Kind, engine: EngineApi, images: Images, agent_binary: Path) -> Iterator[Path]:
     with make_folder() as path:
-        backends.register(path, backend_of(kind, engine, images.python, agent_binary))
+        backend = backend_of(kind, engine, images.python, agent_binary)
+        backends.register(path, backend)
         yield path
+        for volume in backend.volumes(path) if (path / "d" / "docker-id").exists() else ():
+            engine.call("DELETE", f"/volumes/{volume}")
 
 
 def _tests(module: ModuleType) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if name.startswith("test_")}
 
 
-globals().update(_tests(test_snapshots_real) | _tests(test_steps_real))
+for module in (test_snapshots_real, test_steps_real, test_volumes_real):
+    globals().update(_tests(module))

@@ -35,6 +35,7 @@ class Backend:
     layers: str = "layers"  # where they are, below the data directory
     boxes: Callable[[Path], list[str]] = _local_boxes
     volumes: Callable[[Path], list[str]] = lambda folder: os.listdir(folder / "d" / "volumes")
+    sized: bool = os.geteuid() == 0  # whether volumes are held to a size
     copies: bool = False  # what a box begins from is copied: it tells all that it has
 
 

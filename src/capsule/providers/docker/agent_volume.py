@@ -11,16 +11,14 @@ import asyncio
 import contextlib
 import hashlib
 import io
-import secrets
 import tarfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
 
 from capsule.errors import CapsuleError, ConflictError
-from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.docker.engine import Engine
+from capsule.providers.docker.helpers import Helpers
 
 log = structlog.get_logger(__name__)
 
@@ -31,19 +29,10 @@ LABEL = "capsule.agent"
 
 
 class AgentVolume:
-    def __init__(
-        self,
-        engine: Engine,
-        agent: Path,
-        *,
-        name: Callable[[str], str],
-        labels: Callable[[str], Mapping[str, str]],
-    ) -> None:
-        self.helper = ""  # id of the container that is being used to fill it
+    def __init__(self, engine: Engine, agent: Path, helpers: Helpers) -> None:
         self._engine = engine
         self._agent = agent
-        self._name = name  # of a box's container: a helper that is left behind counts as one
-        self._labels = labels
+        self._helpers = helpers
         self._ready: str | None = None
         self._making = asyncio.Lock()  # one copy, however many launch at once
 
@@ -69,24 +58,11 @@ class AgentVolume:
         return name
 
     async def _fill(self, volume: str, image: str, binary: bytes) -> None:
-        self.helper = f"agent-{secrets.token_hex(4)}"
-        helper = self._name(self.helper)
-        body = {
-            "Image": image,
-            "Entrypoint": ["/nothing"],
-            "NetworkDisabled": True,
-            "Labels": self._labels(self.helper),
-            "HostConfig": {"NetworkMode": "none", "Mounts": [mount(volume, read_only=False)]},
-        }
-        try:
-            await to_the_end(self._engine.create(helper, body))
+        async with self._helpers.container(image, [mount(volume, read_only=False)]) as helper:
             size = await self._engine.size(helper, f"{FOLDER}/{FILE}")
             if size != len(binary):
                 await self._engine.put(helper, FOLDER, _tar(binary))
                 log.info("copied the agent to the Engine", volume=volume)
-        finally:
-            await finish(self._engine.remove(helper), f"container {helper}", budget=40.0)
-            self.helper = ""
 
     async def _drop_others(self, name: str) -> None:
         with contextlib.suppress(CapsuleError):

@@ -21,7 +21,7 @@ from typing import Any
 
 from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
 from capsule.host_errors import host_error
-from capsule.model import Limits
+from capsule.model import Limits, VolumeMount
 from capsule.providers.docker import hardening
 from capsule.providers.docker.plan import TARGETS
 from capsule.providers.docker.probe import Facts
@@ -95,13 +95,21 @@ class Disks:
         folders = {str(self.folder(sandbox_id) / name): to for name, to in TARGETS.items()}
         return folders | ({str(self._upper(sandbox_id)): UPPER_INSIDE} if over_layers else {})
 
-    async def mount(self, sandbox_id: str, limits: Limits, layers: Sequence[Path] = ()) -> None:
+    async def mount(
+        self,
+        sandbox_id: str,
+        limits: Limits,
+        layers: Sequence[Path] = (),
+        volumes: Sequence[VolumeMount] = (),
+    ) -> None:
+        """`volumes`: their mount points are made here, as the Engine would follow links to them."""
         order: dict[str, Any] = {
             "stage": str(self._stages / sandbox_id),
             "disk": await self._images.entry(sandbox_id, limits),
             "disk_dirs": [list(each) for each in local.DIRS],
             "uid": hardening.UID,
             "gid": hardening.GID,
+            "volumes": [{"to": each.path.removeprefix("/")} for each in volumes],
         }
         if layers:
             order["layers"] = [str(layer.absolute()) for layer in layers]

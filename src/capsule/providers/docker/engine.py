@@ -171,6 +171,14 @@ class Engine:
 
     async def size(self, name: str, path: str) -> int | None:
         """Of a file in a container that does not run. None: there is no such file."""
+        found = await self._stat_in(name, path)
+        return int(found["size"]) if found else None
+
+    async def mode(self, name: str, path: str) -> int:
+        """The permissions of something that is there, likewise."""
+        return int((await self._stat_in(name, path))["mode"]) & 0o777
+
+    async def _stat_in(self, name: str, path: str) -> dict[str, Any]:
         what = "look into a container"
         docker = await self._ready()
         # Not by aiodocker, which expects a body that the answer to a HEAD cannot have.
@@ -179,15 +187,24 @@ class Engine:
             with engine_errors(what, self.address):
                 async with docker.session.head(where, params={"path": path}) as response:
                     told = response.headers.get("X-Docker-Container-Path-Stat")
-                    return int(json.loads(base64.b64decode(told))["size"]) if told else None
+                    return dict(json.loads(base64.b64decode(told))) if told else {}
 
     async def volumes(self, label: str) -> list[dict[str, Any]]:
         params = {"filters": json.dumps({"label": [label]})}
         found = await self._json("volumes", "GET", "volumes", params=params)
         return list(found.get("Volumes") or ())
 
-    async def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
-        body = {"Name": name, "Labels": dict(labels)}
+    async def volume(self, name: str) -> dict[str, Any] | None:
+        try:
+            return dict(await self._json("its volume", "GET", f"volumes/{name}"))
+        except NotFoundError:
+            return None
+
+    async def make_volume(
+        self, name: str, labels: Mapping[str, str], options: Mapping[str, str] | None = None
+    ) -> None:
+        """Fine if it is there. `options`: of the Engine's own kind of volumes."""
+        body = {"Name": name, "Labels": dict(labels), "DriverOpts": dict(options or {})}
         await self._json("make a volume", "POST", "volumes/create", data=body, within=SLOW)
 
     async def remove_volume(self, name: str) -> None:

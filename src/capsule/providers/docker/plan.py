@@ -60,6 +60,7 @@ class Parts:
     # Folders of its disk and where they go; None: it has none, and what it writes is in memory.
     disk: Mapping[str, str] | None = None
     over_layers: bool = False  # that disk lies over layers
+    shared: Sequence[Mapping[str, Any]] = ()  # mounts of volumes that outlive it
 
 
 def container(parts: Parts, found: Facts) -> dict[str, Any]:
@@ -80,7 +81,11 @@ def container(parts: Parts, found: Facts) -> dict[str, Any]:
         "Runtime": parts.runtime.name,
         "SecurityOpt": hardening.security_options(parts.profile),
         "Tmpfs": tmpfs,
-        "Mounts": [*parts.mounted.mounts, *(bind(*pair) for pair in (parts.disk or {}).items())],
+        "Mounts": [
+            *parts.mounted.mounts,
+            *(bind(*pair) for pair in (parts.disk or {}).items()),
+            *parts.shared,
+        ],
         **counted(parts, found),
     }
     return {
@@ -183,6 +188,7 @@ def box(parts: Parts) -> dict[str, Any]:
             for name, path in TARGETS.items()
         ],
         **({"layers": True} if parts.over_layers else {}),
+        "volumes": [{"to": str(each["Target"]).removeprefix("/")} for each in parts.shared],
     }
 
 

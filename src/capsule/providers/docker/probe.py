@@ -167,22 +167,27 @@ def check_agent(agent: Path, found: Facts) -> None:
         )
 
 
+FEATURES = frozenset({"adjust", "pause", "snapshot", "volume"})
+
+
 def capabilities(
     found: Facts,
     settings: DockerSettings,
     *,
     transports: Mapping[str, str],
     diskless: str,
+    sized: bool,
     images: list[Finding],
 ) -> Capabilities:
-    """`transports` by runtime; `diskless`: why a box of the default runtime has no disk."""
+    """`transports` by runtime; `diskless`: why a box of the default runtime has no disk; `sized`:
+    whether volumes are held to a size."""
     name = settings.runtime or found.default_runtime
     runtime = found.runtimes.get(name)
     return Capabilities(
         provider="docker",
         usable=runtime is not None,
         isolation=runtime.isolation if runtime else Isolation.NONE,
-        features=frozenset({"adjust", "pause", "snapshot"}),
+        features=FEATURES | ({"volume_size"} if sized else frozenset()),
         unenforced=tuple(unenforced(found, runtime, disk=not diskless)) if runtime else (),
         findings=(*_findings(found, name, transports), _disk(diskless), *images),
     )

@@ -12,18 +12,14 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import structlog
 
 from capsule.errors import (
     ConflictError,
-    ForbiddenError,
     InvalidError,
     NotFoundError,
-    NotSupportedError,
     UnavailableError,
 )
 from capsule.host_errors import host_errors
@@ -33,7 +29,6 @@ from capsule.providers.contract import (
     Box,
     Capabilities,
     FileChange,
-    Finding,
     Mark,
     Provider,
     Saved,
@@ -52,14 +47,17 @@ from capsule.providers.docker.disks import Disks, NoDiskError
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.filters import Filters
 from capsule.providers.docker.forgotten import end_forgotten
+from capsule.providers.docker.helpers import Helpers
 from capsule.providers.docker.identity import owner_of, record_of, safe
 from capsule.providers.docker.layers import ContainerLayers
+from capsule.providers.docker.order import Host, Order, runtime_for
 from capsule.providers.docker.plan import LABEL_BOX, LABEL_CREATED, LABEL_ID, LABEL_OWNER
 from capsule.providers.docker.probe import Facts, Runtime
 from capsule.providers.docker.relays import Relays
 from capsule.providers.docker.settings import DockerSettings
 from capsule.providers.docker.supply import Found, Supply
 from capsule.providers.docker.transport import Folders
+from capsule.providers.docker.volumes import ContainerVolumes
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.views import visible_cpus
 
@@ -68,37 +66,6 @@ log = structlog.get_logger(__name__)
 UNDO_BUDGET = 40.0
 ANSWER_WITHIN = 5.0
 AT_ONCE = 1.0
-
-
-@dataclass(slots=True)
-class Host:
-    """What an open provider has once it knows its Engine."""
-
-    engine: Engine
-    facts: Facts
-    supply: Supply
-    cores: Cores
-    relays: Relays
-    volume: AgentVolume
-    disks: Disks
-    filters: Filters
-    # Runtimes whose sockets do not come out, though they should: learnt by trying.
-    silent: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A launch that has been decided on."""
-
-    id: SandboxId
-    spec: SandboxSpec
-    runtime: Runtime
-    image: Found
-    way: str
-    disk: bool
-    cpus: tuple[int, ...]
-    layers: Sequence[Path]
-    over_layers: bool  # its disk lies over them; else it is filled from them
 
 
 class DockerProvider(Provider):
@@ -126,17 +93,23 @@ class DockerProvider(Provider):
             engine = await self._reach()
             filters = Filters(self.settings, found.arch or None)
             await filters.get("default")
+            data = self._owner.partition("-")[0]
+            podman = found.kind == "Podman"
+            helpers = Helpers(engine, name=self._name, labels=self._labels)
             self._host = Host(
                 engine,
                 found,
                 Supply(engine, self.settings),
                 Cores(range(found.cpus)),
                 Relays(engine, self._name, transport.RELAY),
-                AgentVolume(engine, self.settings.agent, name=self._name, labels=self._labels),
+                AgentVolume(engine, self.settings.agent, helpers),
                 self._disks,
                 filters,
+                helpers,
+                ContainerVolumes(engine, helpers, data, podman=podman),
             )
             await self._disks.open(self.settings.disk_backing, found)
+            await self._host.volumes.open()
         except BaseException:
             await self.aclose()
             raise
@@ -165,12 +138,13 @@ class DockerProvider(Provider):
             self.settings,
             transports={name: transport.NAMES[way] for name, way in ways.items()},
             diskless=diskless,
-            images=[finding async for finding in self._image_findings()],
+            sized=self._host is not None and self._host.volumes.sized,
+            images=await Supply(await self._reach(), self.settings).findings(),
         )
 
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
         host = self._ready()
-        runtime = self._runtime(host, spec)
+        runtime = runtime_for(spec, host.facts, self.settings)
         image = await self._image(host, spec)
         below = await self._layers.paths(spec.layers)
         cpus = host.cores.pick(visible_cpus(spec.limits, host.facts.cpus))
@@ -205,7 +179,9 @@ class DockerProvider(Provider):
                 await to_the_end(self._folders.make(order.id))
             if order.disk:
                 below = order.layers if order.over_layers else ()
-                await to_the_end(host.disks.mount(order.id, order.spec.limits, below))
+                spec = order.spec
+                mount = host.disks.mount(order.id, spec.limits, below, spec.volumes)
+                await to_the_end(mount)
             return await self._bring_up(host, order, parts, record)
         except BaseException as exc:
             if not isinstance(exc, ConflictError):  # then it is somebody else's
@@ -302,7 +278,7 @@ class DockerProvider(Provider):
             labels = found.get("Labels") or {}
             sandbox_id = SandboxId(labels.get(LABEL_ID, ""))
             seen.add(sandbox_id)
-            if self._host is not None and sandbox_id == self._host.volume.helper:
+            if self._host is not None and sandbox_id in self._host.helpers.ids:
                 continue
             yield Handle(self.name, sandbox_id, record_of(found["Id"], labels))
         for name in await asyncio.to_thread(self._folders.names):
@@ -331,6 +307,18 @@ class DockerProvider(Provider):
         self, layer: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
     ) -> Saved:
         return await self._layers.take_in(layer, pieces, most_bytes=most_bytes)
+
+    async def make_volume(self, id: str, *, size: int | None = None) -> None:
+        await self._ready().volumes.make(id, size)
+
+    async def volume_used(self, id: str) -> int | None:
+        return None  # the Engine would have to look at every file of every volume
+
+    async def volumes(self) -> Sequence[str]:
+        return await self._ready().volumes.ids()
+
+    async def drop_volume(self, id: str) -> None:
+        await self._ready().volumes.drop(id)
 
     async def kept(self) -> Sequence[str]:
         return await self._layers.kept()
@@ -405,6 +393,9 @@ class DockerProvider(Provider):
             volumes=order.image.volumes,
             disk=_binds(host.disks, order) if order.disk else None,
             over_layers=order.over_layers,
+            shared=await host.volumes.mounts(
+                order.spec.volumes, order.image.name, gvisor=order.runtime.gvisor
+            ),
         )
         return parts, record
 
@@ -413,37 +404,9 @@ class DockerProvider(Provider):
             return transport.by_engine(await host.volume.name(order.image.name))
         return transport.by_socket(self._folders.path(order.id), self._agent)
 
-    def _runtime(self, host: Host, spec: SandboxSpec) -> Runtime:
-        template = spec.template
-        if template.network != "none":
-            raise NotSupportedError(
-                f"template {template.name} asks for network {template.network}",
-                hint="the docker provider gives none; set `network: none`",
-            )
-        runtime = host.facts.runtime(spec.runtime or template.runtime or self.settings.runtime)
-        if runtime.isolation.weaker_than(self.settings.min_isolation):
-            raise ForbiddenError(
-                f"runtime {runtime.name} isolates by {runtime.isolation}, "
-                f"required: {self.settings.min_isolation}",
-                hint="take another runtime, or set a lower CAPSULE_MIN_ISOLATION",
-                field="runtime",
-            )
-        return runtime
-
     async def _image(self, host: Host, spec: SandboxSpec) -> Found:
         name = self.settings.image_of(spec.template)
         return await host.supply.get(name, template=spec.template.name, progress=spec.progress)
-
-    async def _image_findings(self) -> AsyncIterator[Finding]:
-        engine = await self._reach()
-        for template in self.settings.templates:
-            name = self.settings.image_of(template)
-            there = await engine.image(name) is not None
-            fix = f"docker pull {name}"
-            if self.settings.is_ours(name):
-                fix = f"capsule template build {template.name}"
-            detail = name if there else f"no image {name}"
-            yield Finding(f"template {template.name}", there, detail, "" if there else fix)
 
     async def _facts(self) -> Facts:
         engine = await self._reach()

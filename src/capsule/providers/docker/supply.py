@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from capsule.errors import NotFoundError
+from capsule.providers.contract import Finding
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.settings import DockerSettings
 
@@ -53,6 +54,20 @@ class Supply:
 
     def forget(self, name: str) -> None:
         self._known.pop(name, None)
+
+    async def findings(self) -> list[Finding]:
+        """For `capsule doctor`: whose images are there."""
+        found = []
+        for template in self._settings.templates:
+            name = self._settings.image_of(template)
+            there = await self._engine.image(name) is not None
+            fix = f"docker pull {name}"
+            if self._settings.is_ours(name):
+                fix = f"capsule template build {template.name}"
+            detail = name if there else f"no image {name}"
+            title = f"template {template.name}"
+            found.append(Finding(title, there, detail, "" if there else fix))
+        return found
 
     async def _pulled(self, name: str, template: str, progress: Progress) -> Mapping[str, Any]:
         self._may_pull(name, template)
