@@ -21,7 +21,7 @@ from capsule.errors import (
 )
 from capsule.model import Isolation
 from capsule.providers.registry import make_provider
-from capsule.service import CreateRequest, Service
+from capsule.service import Service
 from capsule.sessions.ledger import verify_file
 from capsule.sessions.plan import Wish
 from capsule.sessions.records import DEFAULT_TENANT as ME
@@ -153,7 +153,7 @@ async def test_a_reopen_that_fails_leaves_it_closed_with_its_files(
         await sh(sessions, "echo 1 > f")
         await sessions.close(ME, "s")
 
-        async def full(request: CreateRequest) -> None:
+        async def full(*_: object) -> None:
             raise CapacityError("full")
 
         with monkeypatch.context() as patch:
