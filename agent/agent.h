@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -161,7 +162,7 @@ int landlock_abi(void);
 
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
 enum ctl_command { C_GO = 1, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
-                   C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW };
+                   C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW, C_SHEPHERD };
 enum spawn_kind { K_EXEC, K_FILE, K_SAVE };
 struct ctl {
     uint32_t command, no;
@@ -188,6 +189,7 @@ bool forker_ended(pid_t pid);
 void forker_let_go(void);
 
 /* spare.c: a child of pid 1's, forked ahead of time */
+bool spare_wanted(void);
 void spare_start(void);
 pid_t spare_order(const struct ctl *m, const int *fds, int nfds);
 bool spare_ended(pid_t pid);
@@ -214,13 +216,33 @@ void sweep_continue(void);                            /* but for whoever had bee
 
 /* program.c: the child that becomes the user's program */
 enum { FD_REQUEST, FD_STATUS, FD_IN, FD_OUT, FD_ERR, FD_CARRY, FD_ROLES };
+struct program {
+    struct json *request;
+    char **argv, **envp, cwd[4200];
+    const char *path;     /* to look for argv[0] in; NULL: the usual */
+    bool tty;
+    struct winsize size;
+};
 void program_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
-void shepherd_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
+bool program_read(struct program *p, struct json *request, struct fault *f);
+void program_free(struct program *p);
+void program_become(const struct program *p, const int fds[3], int carry, int status, void ready(int status), struct fault *f);
 int signal_number(const char *name); /* "KILL", "SIGKILL"; 0: unknown */
 /* What a starting program tells the keeper. READY: all is done but execve, which closes the socket; only then is that no
- * sign of an early death. TERMINAL carries its descriptor. RUNNING (status: the pid) and EXITED come from a shepherd. */
-enum status_kind { ST_FAILED, ST_TERMINAL, ST_READY, ST_RUNNING, ST_EXITED };
-struct status_message { int32_t kind, err, status; char stage[48]; double cpu_ms; uint64_t rss; };
+ * sign of an early death. TERMINAL carries its descriptor. The others come from a shepherd: RUNNING, EXITED and IDLE. The first of
+ * them has the pid, and as err why its execve was not reached. With `last` nobody is left below the shepherd. */
+enum status_kind { ST_FAILED, ST_TERMINAL, ST_READY, ST_RUNNING, ST_EXITED, ST_IDLE };
+struct status_message { int32_t kind, err, pid, status, last; char stage[48]; double cpu_ms; uint64_t rss; };
+
+/* shepherd.c: stands above an exec's processes, where there are no namespaces */
+#define ORDER_TEXT 8192
+struct order_message { /* to a shepherd, with stdin, stdout, stderr, the request if it is large, and the carry */
+    uint32_t size, open_files;
+    bool large, carry;
+    char text[ORDER_TEXT];
+};
+void shepherd_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
+void shepherd_serve(int sock) __attribute__((noreturn));
 
 /* files.c: the child that does one file operation and exits */
 void file_main(int request_fd, int conn) __attribute__((noreturn));

@@ -31,7 +31,9 @@ struct ll_rule { uint64_t access; int32_t fd; } __attribute__((packed));
 int landlock_disk = -1;
 
 int landlock_abi(void) {
-    return (int)syscall(SYS_landlock_create_ruleset, NULL, 0, 1);
+    static int abi; /* 0: not asked yet */
+    if (!abi) abi = (int)syscall(SYS_landlock_create_ruleset, NULL, 0, 1);
+    return abi;
 }
 
 static uint64_t rule_access(const char *kind, uint64_t handled, bool directory) {
@@ -133,13 +135,18 @@ static void empty_bounding_set(void) {
     empty = true;
 }
 
+static void clear_ambient_set(void) {
+    static bool clear;
+    if (!clear) prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    clear = true;
+}
 
 bool drop_capabilities(uint64_t keep) {
     struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct d[2] = {{0}};
-    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    clear_ambient_set();
     empty_bounding_set();
-    if (syscall(SYS_capget, &h, d)) return false;
+    if (keep && syscall(SYS_capget, &h, d)) return false;
     for (int i = 0; i < 2; i++) {
         d[i].effective = d[i].permitted &= (uint32_t)(keep >> 32 * i);
         d[i].inheritable = 0;
@@ -150,7 +157,8 @@ bool drop_capabilities(uint64_t keep) {
 static bool become_user(struct fault *f) {
     uid_t uid = box.uid + (box.user_mode == USER_UID ? box.uid_base : 0);
     gid_t gid = box.gid + (box.user_mode == USER_UID ? box.uid_base : 0);
-    if (!drop_capabilities(1 << CAP_SETUID | 1 << CAP_SETGID)) return fault_set(f, errno, "drop capabilities");
+    clear_ambient_set();
+    empty_bounding_set(); /* with the change of user we lose the capability that this takes */
     if (box.user_mode == USER_RANGE || box.user_mode == USER_UID) {
         if (setgroups(0, NULL)) return fault_set(f, errno, "setgroups");
         if (setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) return fault_set(f, errno, "setuid");
@@ -175,6 +183,7 @@ static bool load_own_filter(struct fault *f) {
 bool confine_ahead(struct fault *f) {
     if (!enter_cgroups(f) || !set_limits(f)) return false;
     empty_bounding_set();
+    clear_ambient_set();
     return !box.filter_ahead || load_own_filter(f);
 }
 

@@ -2,7 +2,8 @@
  *
  * So the keeper is inside, as root of the container with the few capabilities it was left. What keeps programs away from
  * it: another uid, no capabilities, seccomp, memory nobody may look at (PR_SET_DUMPABLE), and a socket in a folder that
- * only root may enter. Everything else is as at the landlock level: a stand-in for pid 1 and a shepherd per exec.
+ * only root may enter. Everything else is as at the landlock level: a stand-in for pid 1 and a shepherd above each exec, but
+ * one that serves the next exec afterwards (shepherd.c).
  *
  * What the box is comes as JSON in the environment variable CAPSULE_BOX (spec/launch.md): it takes no file, and we erase it
  * there before a program runs. */

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-static struct exec *by_id(const char *id) {
+struct exec *exec_by_id(const char *id) {
     for (struct exec *e = keeper.execs; e; e = e->next)
         if (id && !strcmp(e->id, id)) return e;
     return NULL;
@@ -33,14 +33,14 @@ static void release(struct exec *e) {
     if (!e->tty) drop_fd(&e->in);
     drop_fd(&e->out[0]);
     drop_fd(&e->out[1]);
-    drop_fd(&e->status_fd);
+    flock_leave(e);
     drop_fd(&e->carry_fd);
     output_close(&e->output[0]);
     output_close(&e->output[1]);
     buf_free(&e->input);
     buf_free(&e->carry);
     buf_free(&e->argv);
-    ctl_tell(&(struct ctl){.command = C_FORGET, .no = e->no}, NULL, 0);
+    if (!box.container || e->noted) ctl_tell(&(struct ctl){.command = C_FORGET, .no = e->no}, NULL, 0);
     free(e);
 }
 
@@ -83,10 +83,12 @@ static void remember_argv(struct exec *e, const struct json *argv) {
 /* The program's ends go into fds, ours into e. */
 static bool make_pipes(struct exec *e, int fds[FD_ROLES], bool with_stdin, bool with_carry) {
     int p[2];
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p)) return false;
-    e->status_fd = p[0];
-    fds[FD_STATUS] = p[1];
-    set_nonblocking(e->status_fd, true);
+    if (!box.container) { /* there the shepherd has one */
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p)) return false;
+        e->status_fd = p[0];
+        fds[FD_STATUS] = p[1];
+        set_nonblocking(e->status_fd, true);
+    }
     for (int i = 0; i < 2 && !e->tty; i++) {
         if (pipe2(p, O_CLOEXEC)) return false;
         e->out[i] = p[0];
@@ -113,6 +115,7 @@ static bool make_pipes(struct exec *e, int fds[FD_ROLES], bool with_stdin, bool 
 static struct exec *new_exec(const char *id, const struct json *r) {
     struct exec *e = xrealloc(NULL, sizeof *e);
     *e = (struct exec){.status_fd = -1, .in = -1, .out = {-1, -1}, .carry_fd = -1, .no = ++keeper.next_no};
+    for (int i = 0; i < FD_ROLES; i++) e->order_fds[i] = -1;
     snprintf(e->id, sizeof e->id, "%s", id);
     const char *keep = json_str(r, "keep"), *on_limit = json_str(r, "on_limit");
     uint64_t limit = (uint64_t)json_int(r, "limit", 10 << 20, 1, MAX_INT);
@@ -129,17 +132,21 @@ static struct exec *new_exec(const char *id, const struct json *r) {
     return e;
 }
 
+static bool spawn(const struct exec *e, const char *raw, size_t n, int fds[FD_ROLES], int nfds) {
+    struct ctl m = {.command = C_SPAWN, .no = e->no, .kind = K_EXEC, .port = box.open_files};
+    fds[FD_REQUEST] = memfd_with(raw, n);
+    return fds[FD_REQUEST] >= 0 && ctl_tell(&m, fds, nfds);
+}
+
 void exec_start(struct conn *c, const struct json *r, const char *raw, size_t n) {
     const char *id = json_str(r, "id");
     int fds[FD_ROLES] = {-1, -1, -1, -1, -1, -1};
     if (!valid_id(id)) return conn_error(c, "invalid", 0, "id", "an exec's id is 1 to 64 of A-Z a-z 0-9 _ -");
-    if (by_id(id)) return conn_error(c, "conflict", 0, "id", "an exec with this id exists");
+    if (exec_by_id(id)) return conn_error(c, "conflict", 0, "id", "an exec with this id exists");
     if (!make_room()) return conn_error(c, "limit", 0, "execs", "256 execs are running in this sandbox already");
     struct exec *e = new_exec(id, r);
     bool carry = json_bool(r, "carry", false), ok = make_pipes(e, fds, json_bool(r, "stdin", false), carry);
-    fds[FD_REQUEST] = ok ? memfd_with(raw, n) : -1;
-    struct ctl m = {.command = C_SPAWN, .no = e->no, .kind = K_EXEC, .port = box.open_files};
-    if (fds[FD_REQUEST] >= 0 && ctl_tell(&m, fds, carry ? FD_ROLES : FD_CARRY)) {
+    if (ok && (box.container ? flock_order(e, raw, n, fds) : spawn(e, raw, n, fds, carry ? FD_ROLES : FD_CARRY))) {
         c->role = ROLE_EXEC;
         c->exec = e;
         c->may_input = true;
@@ -152,7 +159,7 @@ void exec_start(struct conn *c, const struct json *r, const char *raw, size_t n)
 }
 
 void exec_attach(struct conn *c, const struct json *r) {
-    struct exec *e = by_id(json_str(r, "id"));
+    struct exec *e = exec_by_id(json_str(r, "id"));
     if (!e) return conn_error(c, "not_found", 0, "attach", "no exec with this id is remembered");
     double at[2] = {json_num(r, "stdout", 0), json_num(r, "stderr", 0)};
     for (int i = 0; i < 2; i++) {
@@ -166,16 +173,16 @@ void exec_attach(struct conn *c, const struct json *r) {
     conn_pump(c);
 }
 
-static void reply_to_kill(struct conn *c) {
+void exec_killed_reply(struct conn *c) {
     struct buf b = {0};
     buf_printf(&b, "{\"running\":%s}", c->was_running ? "true" : "false");
     conn_finish(c, F_REPLY, &b);
 }
 
-static void start_failed(struct exec *e, int err, const char *stage) {
+void exec_not_started(struct exec *e, int err, const char *stage) {
     for (struct conn *c = keeper.conns; c; c = c->next) {
         if (c->exec != e) continue;
-        if (c->role == ROLE_KILL) reply_to_kill(c);
+        if (c->role == ROLE_KILL) exec_killed_reply(c);
         else conn_error(c, NULL, err, stage, NULL);
     }
     release(e);
@@ -184,7 +191,7 @@ static void start_failed(struct exec *e, int err, const char *stage) {
 /* Its execve has happened, unless it ended before it came to that: then e is gone. What we killed so early has an exit. */
 static bool started(struct exec *e) {
     bool ok = e->state != E_STARTING || e->ready || e->cause;
-    if (!ok) start_failed(e, ECHILD, "start");
+    if (!ok) exec_not_started(e, ECHILD, "start");
     else if (e->state == E_STARTING) e->state = E_RUNNING;
     return ok;
 }
@@ -192,7 +199,7 @@ static bool started(struct exec *e) {
 void exec_spawned(const struct ctl *m) {
     struct exec *e = exec_by_no(m->no);
     if (!e) return;
-    if (m->err) start_failed(e, m->err, "fork");
+    if (m->err) exec_not_started(e, m->err, "fork");
     else if (box.namespaces) e->pid = m->pid; /* else it is the shepherd's */
 }
 
@@ -235,7 +242,7 @@ void exec_exited(const struct ctl *m) {
     exec_readable(e, 2); /* it may have failed before it became the program */
     if (!(e = exec_by_no(m->no))) return;
     /* a shepherd's status is not its program's, which came before; only its violent end took the program along */
-    if (!box.namespaces && e->state <= E_RUNNING && !WIFSIGNALED(m->status)) start_failed(e, ECHILD, "wait");
+    if (!box.namespaces && e->state <= E_RUNNING && !WIFSIGNALED(m->status)) exec_not_started(e, ECHILD, "wait");
     else exited(e, m->status, m->cpu_ms, m->rss);
 }
 
@@ -245,20 +252,26 @@ void exec_killed(const struct ctl *m) {
     e->killing = false;
     settle(e);
     for (struct conn *c = keeper.conns; c; c = c->next)
-        if (c->role == ROLE_KILL && c->exec == e) reply_to_kill(c);
+        if (c->role == ROLE_KILL && c->exec == e) exec_killed_reply(c);
+}
+
+/* What pid 1, or its stand-in, is to do to an exec's processes. */
+void exec_tell(struct exec *e, enum ctl_command command, int kind, int signal) {
+    e->noted |= e->shepherd > 0;
+    ctl_tell(&(struct ctl){.command = command, .no = e->no, .pid = e->shepherd, .kind = kind, .signal = signal}, NULL, 0);
 }
 
 /* Ends the whole tree. `cause` is what the exit will say, unless the program was quicker. */
 void exec_end(struct exec *e, const char *cause, int signal) {
     if (e->state != E_ENDED && e->state != E_EXITED && !e->cause) e->cause = cause;
     if (signal != SIGKILL) {
-        ctl_tell(&(struct ctl){.command = C_SIGNAL, .no = e->no, .kind = 1, .signal = signal}, NULL, 0);
+        exec_tell(e, C_SIGNAL, 1, signal);
         return;
     }
     e->deadline = e->grace_at = 0;
     if (e->killing) return;
     e->killing = true;
-    ctl_tell(&(struct ctl){.command = C_KILL, .no = e->no}, NULL, 0);
+    if (!e->order.n) exec_tell(e, C_KILL, 0, SIGKILL); /* else it is told once a shepherd has it */
 }
 
 void exec_tick(struct exec *e, double now) {
@@ -267,19 +280,26 @@ void exec_tick(struct exec *e, double now) {
     if (e->grace_at > 0 && now >= e->grace_at) exec_end(e, "cancelled", SIGKILL);
 }
 
+/* The socket was closed: by execve or an early end of what was to be the program, or with its shepherd. */
+static void lost_status(struct exec *e) {
+    drop_fd(&e->status_fd);
+    e->shepherd = 0;
+    if (started(e) && box.container) exited(e, SIGKILL, 0, 0); /* a violent end, which took the program along */
+}
+
 static void read_status(struct exec *e) {
-    for (;;) {
+    while (e->status_fd >= 0) {
         struct status_message m;
         int fd = -1, nfds = 1;
         ssize_t n = recv_fds(e->status_fd, &m, sizeof m, &fd, &nfds);
         if (n < 0 && errno == EAGAIN) return;
-        if (n != sizeof m) drop_fd(&e->status_fd); /* closed by execve or an early end */
-        if (n == sizeof m && m.kind == ST_RUNNING) e->pid = m.status;
-        if ((n != sizeof m || m.kind == ST_RUNNING) && !started(e)) return;
-        if (n != sizeof m) return;
+        if (n != sizeof m) return lost_status(e);
         m.stage[sizeof m.stage - 1] = 0;
-        if (m.kind == ST_FAILED) return start_failed(e, m.err, m.stage);
-        if (m.kind == ST_READY) e->ready = true;
+        if (m.last) flock_back(e);
+        if (m.kind == ST_FAILED) return exec_not_started(e, m.err, m.stage);
+        if (m.pid) e->pid = m.pid;
+        if (m.kind == ST_READY || (m.pid && !m.err)) e->ready = true;
+        if (m.pid && !started(e)) return;
         if (m.kind == ST_EXITED) exited(e, m.status, m.cpu_ms, m.rss);
         if (m.kind == ST_TERMINAL && nfds) {
             set_nonblocking(fd, true);
@@ -332,104 +352,6 @@ void exec_flush_input(struct exec *e) {
         e->input.n -= (size_t)n;
     }
     if (e->stdin_eof && !e->input.n && !e->tty) drop_fd(&e->in);
-}
-
-static void add_input(struct exec *e, const void *p, size_t n) {
-    if (e->state == E_ENDED || (e->in < 0 && !e->tty && e->state != E_STARTING)) return;
-    buf_add(&e->input, p, n);
-    if (e->in >= 0) exec_flush_input(e);
-}
-
-static void end_input(struct exec *e) {
-    if (e->tty) add_input(e, "\004", 1);
-    else {
-        e->stdin_eof = true;
-        exec_flush_input(e);
-    }
-}
-
-static unsigned short side(double v) { return v < 0 ? 0 : v > UINT16_MAX ? UINT16_MAX : (unsigned short)v; }
-
-static void resize(struct exec *e, double rows, double cols) {
-    struct winsize w = {.ws_row = side(rows), .ws_col = side(cols)};
-    if (e->tty && e->out[0] >= 0) ioctl(e->out[0], TIOCSWINSZ, &w);
-    if (e->tty && box.signal_resize) ctl_tell(&(struct ctl){.command = C_SIGNAL, .no = e->no, .kind = 1, .signal = SIGWINCH}, NULL, 0);
-}
-
-static void obey_control(struct conn *c, struct exec *e, const struct json *r) {
-    const struct json *size = json_get(r, "resize");
-    const char *name = json_str(r, "signal");
-    int signal = signal_number(name);
-    if (name && !signal) return conn_error(c, "invalid", 0, "signal", "unknown signal");
-    if (size && size->child && size->child->next) resize(e, size->child->num, size->child->next->num);
-    if (!signal || e->state == E_ENDED) return;
-    bool tree = json_bool(r, "tree", false);
-    bool typed = signal == SIGINT || signal == SIGQUIT || signal == SIGTSTP; /* as if by the terminal itself */
-    if (signal == SIGKILL) exec_end(e, "cancelled", SIGKILL);
-    else if (!tree && e->tty && typed && e->out[0] >= 0) ioctl(e->out[0], TIOCSIG, signal);
-    else ctl_tell(&(struct ctl){.command = C_SIGNAL, .no = e->no, .kind = tree, .signal = signal}, NULL, 0);
-}
-
-void exec_frame(struct conn *c) {
-    struct exec *e = c->exec;
-    if (!e || !c->may_input) return conn_error(c, "protocol", 0, "frame", "this connection only listens");
-    if (c->h.type == F_DATA) add_input(e, c->payload, c->h.length);
-    else if (c->h.type == F_EOF && c->role == ROLE_INPUT && c->h.stream == S_FILE) conn_reply(c);
-    else if (c->h.type == F_EOF) end_input(e);
-    else if (c->h.type == F_CONTROL) {
-        cleanup_free struct json *r = json_parse(c->payload, c->h.length);
-        if (!r) return conn_error(c, "protocol", 0, "control", "not JSON");
-        obey_control(c, e, r);
-    } else conn_error(c, "protocol", 0, "frame", "unexpected frame type");
-}
-
-void exec_kill_request(struct conn *c, const struct json *r) {
-    struct exec *e = by_id(json_str(r, "id"));
-    const char *name = json_str(r, "signal");
-    int signal = name ? signal_number(name) : SIGKILL;
-    double grace = json_num(r, "grace", 0);
-    if (!e) return conn_error(c, "not_found", 0, "kill", "no exec with this id is remembered");
-    if (!signal) return conn_error(c, "invalid", 0, "kill", "unknown signal");
-    c->was_running = e->state <= E_RUNNING;
-    exec_end(e, signal == SIGKILL || grace > 0 ? "cancelled" : NULL, signal);
-    if (signal == SIGKILL) { /* answered when nobody is left */
-        c->role = ROLE_KILL;
-        c->exec = e;
-        return;
-    }
-    if (grace > 0) {
-        e->graceful = true;
-        e->grace_at = now_ms() + grace * 1000;
-    }
-    reply_to_kill(c);
-}
-
-void exec_input_request(struct conn *c, const struct json *r) {
-    struct exec *e = by_id(json_str(r, "id"));
-    const struct json *data = json_get(r, "data");
-    if (!e) return conn_error(c, "not_found", 0, "input", "no exec with this id is remembered");
-    if (e->state == E_ENDED) return conn_error(c, "gone", 0, "input", "the exec has ended");
-    if (e->in < 0 && e->state != E_STARTING) return conn_error(c, "invalid", 0, "input", "the exec has no open stdin");
-    if (!data && !json_bool(r, "eof", false)) { /* it follows in DATA frames */
-        c->role = ROLE_INPUT;
-        c->exec = e;
-        c->may_input = true;
-        return;
-    }
-    if (data && data->type == J_STR) {
-        if (e->input.n + data->len > 2 * MAX_STDIN) return conn_error(c, "busy", 0, "input", "the program does not read its stdin");
-        add_input(e, data->str, data->len);
-    }
-    if (json_bool(r, "eof", false)) end_input(e);
-    conn_reply(c);
-}
-
-void exec_resize_request(struct conn *c, const struct json *r) {
-    struct exec *e = by_id(json_str(r, "id"));
-    if (!e) return conn_error(c, "not_found", 0, "resize", "no exec with this id is remembered");
-    if (!e->tty) return conn_error(c, "invalid", 0, "resize", "the exec has no terminal");
-    resize(e, json_num(r, "rows", 24), json_num(r, "cols", 80));
-    conn_reply(c);
 }
 
 void exec_exit_json(struct buf *b, const struct exec *e) {

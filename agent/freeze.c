@@ -53,6 +53,7 @@ static void let_go(void) {
     }
     keeper.frozen = keeper.brief = false;
     keeper.freeze_look = 0;
+    flock_go_on();
 }
 
 /* The worker reads while everybody stands still; when it is done, or its client gone, they go on. */

@@ -21,11 +21,13 @@ struct task { uint32_t no; pid_t pid; bool awaited, alive, killing; int quiet; }
 #define TASKS 512 /* more than execs are remembered */
 #define WORKERS 256
 #define QUIET 64
+#define SPARE_AFTER 200 /* ms in which nobody asked for anything: the first exec of a box is not to share the CPU with it */
 
 static int ctl = -1, signals = -1;
 static struct task tasks[TASKS];
 static struct birth { uint64_t tag; pid_t pid; } *births; /* of tasks, then of workers; shared: each child writes its own first */
 static pid_t workers[WORKERS]; /* 0: a free place; below: the order, while its birth is awaited */
+static pid_t shepherds[TASKS]; /* in a container; 0: a free place */
 static uint32_t ordered;
 static double forked_cpu_ms; /* of processes already reaped */
 
@@ -43,6 +45,15 @@ static struct task *find(uint32_t no) {
     for (struct task *t = tasks; t < tasks + TASKS; t++)
         if (t->no == no) return t;
     return NULL;
+}
+
+/* In a container the keeper gives execs to shepherds without us: we learn of one when it is to be signalled. */
+static struct task *find_or_note(const struct ctl *m) {
+    struct task *t = find(m->no);
+    bool lives = false;
+    for (int i = 0; !t && m->pid > 0 && i < TASKS; i++) lives |= shepherds[i] == m->pid;
+    if (lives && (t = find(0))) *t = (struct task){.no = m->no, .pid = m->pid, .alive = true};
+    return t;
 }
 
 static pid_t *find_worker(pid_t pid) {
@@ -212,6 +223,8 @@ static void reap(void) {
         recognise(pid);
         pid_t *worker = find_worker(pid);
         if (worker) *worker = 0;
+        for (int i = 0; i < TASKS; i++)
+            if (shepherds[i] == pid) shepherds[i] = 0;
         forked_cpu_ms += cpu_ms(&u);
         for (struct task *t = tasks; t < tasks + TASKS; t++)
             if (t->alive && t->pid == pid) ended(t, status, &u);
@@ -253,7 +266,7 @@ static bool continue_kills(void) {
 }
 
 static void signal_task(const struct ctl *m) {
-    struct task *t = find(m->no);
+    struct task *t = find_or_note(m);
     if (!t) return;
     if (m->kind || !box.namespaces) sweep_signal(tag_of_task(t), t->pid, m->signal);
     else if (t->alive) kill(-t->pid, m->signal); /* every exec leads a session of its own */
@@ -262,6 +275,27 @@ static void signal_task(const struct ctl *m) {
 static void forget(uint32_t no) {
     struct task *t = find(no);
     if (t) *t = (struct task){0};
+}
+
+/* The keeper gets the other end of its socket. */
+static void make_shepherd(void) {
+    struct ctl reply = {.command = C_SHEPHERD, .pid = -1, .err = EAGAIN};
+    int pair[2] = {-1, -1}, place = 0;
+    while (place < TASKS && shepherds[place]) place++;
+    bool room = place < TASKS && !socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair);
+    if (room && !(reply.pid = fork())) {
+        init_let_go();
+        sweep_close();
+        shepherd_serve(pair[1]);
+    }
+    if (room && reply.pid < 0) reply.err = errno;
+    if (room) close(pair[1]);
+    if (reply.pid > 0) {
+        shepherds[place] = reply.pid;
+        reply.err = 0;
+    }
+    tell(&reply, pair, reply.err ? 0 : 1);
+    if (room) close(pair[0]);
 }
 
 /* Sockets belong to the network namespace they are made in; the keeper gets the descriptor. kind: 0 dial, 1 listen, 2 dial ::1 */
@@ -296,7 +330,7 @@ static void obey(struct ctl *m, const int *fds, int nfds) {
         if (hold(m, fds, nfds) || spawn(m, fds, nfds)) return;
         break;
     case C_KILL:
-        if ((t = find(m->no))) t->killing = true;
+        if ((t = find_or_note(m))) t->killing = true;
         else tell(&(struct ctl){.command = C_KILLED, .no = m->no}, NULL, 0);
         break;
     case C_SIGNAL: signal_task(m); break;
@@ -305,6 +339,7 @@ static void obey(struct ctl *m, const int *fds, int nfds) {
     case C_COUNT: answer_count(m->no); break;
     case C_FREEZE: tell(&(struct ctl){.command = C_FROZEN, .status = sweep_stop()}, NULL, 0); break;
     case C_THAW: go_on(); break;
+    case C_SHEPHERD: make_shepherd(); break;
     }
     for (int i = 0; i < nfds; i++) close(fds[i]);
 }
@@ -313,7 +348,9 @@ static void __attribute__((noreturn)) loop(void) {
     for (;;) {
         struct pollfd p[3] = {{ctl, POLLIN, 0}, {signals, POLLIN, 0}, {forker_fd(), POLLIN, 0}};
         bool killing = continue_kills();
-        if (poll(p, 3, killing ? 1 : -1) < 0 && errno != EINTR) end_box();
+        int ready = poll(p, 3, killing ? 1 : spare_wanted() ? SPARE_AFTER : -1);
+        if (ready < 0 && errno != EINTR) end_box();
+        if (!ready && !killing) spare_start();
         if (p[2].revents & POLLIN) forker_hear();
         if (p[1].revents) {
             struct signalfd_siginfo s;
@@ -387,6 +424,6 @@ void init_main(int ctl_fd) {
     if (!ok) _exit(1);
     drop_fd(&disk_fd);
     forker_start();
-    spare_start();
+    if (box.container) make_shepherd(); /* the keeper counts on it */
     loop();
 }

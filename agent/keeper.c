@@ -64,6 +64,7 @@ static void hear_init(void) {
         case C_SOCKETED: net_socketed(&h.m, h.fd); break;
         case C_COUNTED: counted(&h.m); break;
         case C_FROZEN: freeze_heard(&h.m); break;
+        case C_SHEPHERD: flock_arrived(&h.m, h.fd); break;
         default: if (h.fd >= 0) close(h.fd);
         }
     }
@@ -104,7 +105,8 @@ static void look_for_socket(double now) {
 }
 
 static double next_event(void) {
-    double at = look_at;
+    double at = look_at, ahead = flock_next();
+    if (ahead > 0 && (at <= 0 || ahead < at)) at = ahead;
     if (keeper.freeze_look > 0 && (at <= 0 || keeper.freeze_look < at)) at = keeper.freeze_look;
     for (struct exec *e = keeper.frozen ? NULL : keeper.execs; e; e = e->next) {
         if (e->deadline > 0 && (at <= 0 || e->deadline < at)) at = e->deadline;
@@ -117,7 +119,7 @@ static double next_event(void) {
 }
 
 /* What a pollfd stands for. */
-struct watch { enum { W_LISTENER, W_CTL, W_SIGNALS, W_CONN, W_PEER, W_EXEC, W_INPUT, W_SAVE } kind; void *what; int which; };
+struct watch { enum { W_LISTENER, W_CTL, W_SIGNALS, W_CONN, W_PEER, W_EXEC, W_INPUT, W_SAVE, W_FLOCK } kind; void *what; int which; };
 static struct pollfd *fds;
 static struct watch *watches;
 static size_t nfds, room;
@@ -133,12 +135,15 @@ static void add(int fd, short events, struct watch w) {
     watches[nfds++] = w;
 }
 
+static void add_shepherd(int fd, int which) { add(fd, POLLIN, (struct watch){W_FLOCK, NULL, which}); }
+
 static void gather(void) {
     nfds = 0;
     add(keeper.listener, POLLIN, (struct watch){W_LISTENER, NULL, 0});
     add(keeper.ctl, POLLIN, (struct watch){W_CTL, NULL, 0});
     add(keeper.signals, POLLIN, (struct watch){W_SIGNALS, NULL, 0});
     add(keeper.saving, POLLIN, (struct watch){W_SAVE, NULL, 0});
+    flock_watch(add_shepherd);
     for (struct exec *e = keeper.execs; e; e = e->next) {
         if (e->look_at <= 0) add(e->out[0], (short)(POLLIN | (e->tty && e->input.n ? POLLOUT : 0)), (struct watch){W_EXEC, e, 0});
         add(e->out[1], POLLIN, (struct watch){W_EXEC, e, 1});
@@ -168,6 +173,7 @@ static void serve(const struct watch *w, short events) {
     case W_LISTENER: conn_accept(); break;
     case W_CTL: hear_init(); break;
     case W_SAVE: save_ended(); break;
+    case W_FLOCK: flock_readable(w->which); break;
     case W_SIGNALS:
         if (read(keeper.signals, &s, sizeof s) == sizeof s && s.ssi_signo == SIGTERM) shut_down(NULL);
         break;
@@ -217,6 +223,7 @@ static void __attribute__((noreturn)) loop(void) {
         for (struct exec *e = keeper.frozen ? NULL : keeper.execs; e; e = e->next) exec_tick(e, now);
         freeze_tick(now);
         net_tick(now);
+        flock_tick(now);
         look_for_socket(now);
         for (struct conn *c = keeper.conns, *next; c; c = next) {
             next = c->next;
@@ -249,5 +256,6 @@ void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
     drop_fd(&launcher);
     if (!answered) shut_down(NULL); /* whoever asked is gone: a box nobody knows of must not live */
     look_at = now_ms() + LOOK_EVERY;
+    flock_start();
     loop();
 }

@@ -16,6 +16,9 @@ struct exec {
     char id[65];
     uint32_t no;
     pid_t pid;                    /* of the program, as pid 1 sees it; 0: not known yet */
+    pid_t shepherd;               /* in a container: who has it; 0: nobody yet, or nobody any more */
+    struct buf order; int order_fds[FD_ROLES]; /* likewise: what waits for one */
+    bool noted;                   /* likewise: pid 1's stand-in knows of it */
     enum { E_STARTING, E_RUNNING, E_EXITED, E_ENDED } state; /* exited: its main process is; ended: the exit is final */
     bool tty, ready, killing, graceful, kill_on_limit, stdin_eof; /* graceful: a signal with a grace was sent */
     const char *cause;            /* why we killed it; NULL: we did not */
@@ -69,13 +72,13 @@ extern struct keeper keeper;
 /* exec.c */
 void exec_start(struct conn *c, const struct json *request, const char *raw, size_t n);
 void exec_attach(struct conn *c, const struct json *request);
-void exec_kill_request(struct conn *c, const struct json *request);
-void exec_input_request(struct conn *c, const struct json *request);
-void exec_resize_request(struct conn *c, const struct json *request);
 void exec_list(struct conn *c);
-void exec_frame(struct conn *c);          /* DATA, EOF or CONTROL on an attached connection */
+struct exec *exec_by_id(const char *id);
 struct exec *exec_by_no(uint32_t no);
+void exec_tell(struct exec *e, enum ctl_command command, int kind, int signal);
+void exec_killed_reply(struct conn *c);
 void exec_spawned(const struct ctl *m);
+void exec_not_started(struct exec *e, int err, const char *stage); /* e is gone */
 void exec_exited(const struct ctl *m);
 void exec_killed(const struct ctl *m);
 void exec_readable(struct exec *e, int which); /* 0, 1: output; 2: status; 3: carry */
@@ -84,6 +87,24 @@ void exec_tick(struct exec *e, double now);
 void exec_end(struct exec *e, const char *cause, int signal);
 int execs_running(void);
 void exec_exit_json(struct buf *b, const struct exec *e);
+
+/* control.c */
+void exec_kill_request(struct conn *c, const struct json *request);
+void exec_input_request(struct conn *c, const struct json *request);
+void exec_resize_request(struct conn *c, const struct json *request);
+void exec_frame(struct conn *c);          /* DATA, EOF or CONTROL on an attached connection */
+
+/* flock.c */
+void flock_start(void);
+bool flock_order(struct exec *e, const char *raw, size_t n, int fds[FD_ROLES]); /* takes the descriptors; false: see errno */
+void flock_arrived(const struct ctl *m, int fd);
+void flock_go_on(void);                   /* the box stood still */
+void flock_back(struct exec *e);          /* nobody is left below its shepherd */
+void flock_leave(struct exec *e);         /* its shepherd is not to serve again */
+void flock_tick(double now);
+double flock_next(void);                  /* when flock_tick has something to do; 0: never */
+void flock_watch(void add(int fd, int which));
+void flock_readable(int which);           /* one that waits is gone */
 
 /* conn.c */
 void conn_accept(void);

@@ -22,7 +22,8 @@
  * Landlock is applied per program. All three of ours are subreapers: what loses its parent comes to one of them, and
  * whoever of them is left when the box ends hunts down the rest.
  *
- * In a container of an engine's (container.c) the keeper is its pid 1, and all else is as without namespaces.
+ * In a container of an engine's (container.c) the keeper is its pid 1, and all else is as without namespaces; but the keeper
+ * has shepherds of its own to give execs to, one after the other (flock.c).
  * Where the host cannot reach its socket, a relay in the container carries the host's connections to it (relay.c).
  *
  * The wire is described in spec/agent-protocol.md, the launch in spec/launch.md.

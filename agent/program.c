@@ -2,21 +2,8 @@
 #include "agent.h"
 #include <signal.h>
 #include <stdio.h>
-#include <sys/ioctl.h>
 #include <sys/fsuid.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <termios.h>
-
-static int status_fd = -1;
-
-static void __attribute__((noreturn)) fail(const struct fault *f) {
-    struct status_message m = {.kind = ST_FAILED, .err = f->err ? f->err : EINVAL};
-    memcpy(m.stage, f->stage, sizeof m.stage);
-    (void)!write(status_fd, &m, sizeof m); /* write: the one call that every filter allows */
-    _exit(127);
-}
 
 int signal_number(const char *name) {
     static const struct { const char *name; int number; } known[] = {
@@ -38,39 +25,61 @@ static char *mapped(const char *word) {
     return strdup(out);
 }
 
-static char **string_list(const struct json *array, struct fault *f) {
+static size_t count(const struct json *list) {
     size_t n = 0;
-    for (const struct json *j = array ? array->child : NULL; j; j = j->next) n++;
-    char **list = xrealloc(NULL, (n + 1) * sizeof *list), **p = list;
-    for (const struct json *j = array ? array->child : NULL; j; j = j->next) {
-        if (j->type != J_STR || strlen(j->str) != j->len) return fault_set(f, EINVAL, "argv"), NULL;
-        *p++ = mapped(j->str);
-    }
-    *p = NULL;
-    return list;
+    for (const struct json *j = list ? list->child : NULL; j; j = j->next) n++;
+    return n;
 }
 
-static char **environment(const struct json *env, struct fault *f) {
-    size_t n = 0;
-    for (const struct json *j = env ? env->child : NULL; j; j = j->next) n++;
-    char **list = xrealloc(NULL, (n + 1) * sizeof *list), **p = list;
+static bool read_argv(struct program *p, const struct json *argv, struct fault *f) {
+    char **at = p->argv = xrealloc(NULL, (count(argv) + 1) * sizeof *at);
+    for (const struct json *j = argv ? argv->child : NULL; j; j = j->next) {
+        if (j->type != J_STR || strlen(j->str) != j->len) return fault_set(f, EINVAL, "argv");
+        *at++ = mapped(j->str);
+    }
+    *at = NULL;
+    return (p->argv[0] && *p->argv[0]) || fault_set(f, EINVAL, "argv is empty");
+}
+
+static bool read_environment(struct program *p, const struct json *env, struct fault *f) {
+    size_t n = count(env);
+    char **at = p->envp = xrealloc(NULL, (n + 1) * sizeof *at);
+    memset(at, 0, (n + 1) * sizeof *at);
     for (const struct json *j = env ? env->child : NULL; j; j = j->next) {
         bool named = j->key && *j->key && strlen(j->key) == j->key_len && !strchr(j->key, '=');
-        if (!named || j->type != J_STR || strlen(j->str) != j->len) return fault_set(f, EINVAL, "env"), NULL;
+        if (!named || j->type != J_STR || strlen(j->str) != j->len) return fault_set(f, EINVAL, "env");
         const char *value = mapped(j->str);
         size_t room = strlen(j->key) + strlen(value) + 2;
-        *p = xrealloc(NULL, room);
-        snprintf(*p++, room, "%s=%s", j->key, value);
+        *at = xrealloc(NULL, room);
+        snprintf(*at++, room, "%s=%s", j->key, value);
     }
-    *p = NULL;
-    return list;
+    p->path = json_str(env, "PATH");
+    return true;
+}
+
+/* What the request says, before there is a child: here memory can be had, and given back. */
+bool program_read(struct program *p, struct json *request, struct fault *f) {
+    *p = (struct program){.request = request};
+    if (!request) return fault_set(f, EINVAL, "read request");
+    if (!read_argv(p, json_get(request, "argv"), f) || !read_environment(p, json_get(request, "env"), f)) return false;
+    const char *where = json_str(request, "cwd");
+    if (!box_path(where ? where : "/workspace", p->cwd, sizeof p->cwd)) return fault_set(f, EINVAL, "chdir");
+    p->tty = json_bool(request, "tty", false);
+    p->size.ws_row = (unsigned short)json_int(request, "rows", 24, 0, UINT16_MAX);
+    p->size.ws_col = (unsigned short)json_int(request, "cols", 80, 0, UINT16_MAX);
+    return true;
+}
+
+void program_free(struct program *p) {
+    for (char **e = p->envp; e && *e; e++) free(*e);
+    free(p->envp);
+    free(p->argv);
+    free(p->request);
 }
 
 /* A terminal from the box's own devpts; the keeper gets the other end. */
-static bool open_terminal(const struct json *request, int stdio[3], struct fault *f) {
+static bool open_terminal(const struct program *p, int status, int stdio[3], struct fault *f) {
     int zero = 0, number;
-    struct winsize size = {.ws_row = (unsigned short)json_int(request, "rows", 24, 0, UINT16_MAX)};
-    size.ws_col = (unsigned short)json_int(request, "cols", 80, 0, UINT16_MAX);
     uid_t uid = box.uid + (box.user_mode == USER_UID ? box.uid_base : 0);
     bool other = box.user_mode == USER_RANGE || box.user_mode == USER_UID;
     if (other) setfsuid(uid); /* whose the terminal is */
@@ -87,10 +96,10 @@ static bool open_terminal(const struct json *request, int stdio[3], struct fault
         mode.c_iflag |= IUTF8;
         tcsetattr(slave, TCSANOW, &mode);
     }
-    ioctl(slave, TIOCSWINSZ, &size);
+    ioctl(slave, TIOCSWINSZ, &p->size);
     if (ioctl(slave, TIOCSCTTY, 0)) return fault_set(f, errno, "take terminal");
     struct status_message m = {.kind = ST_TERMINAL};
-    if (!send_fds(status_fd, &m, sizeof m, &master, 1)) return fault_set(f, errno, "hand over terminal");
+    if (!send_fds(status, &m, sizeof m, &master, 1)) return fault_set(f, errno, "hand over terminal");
     stdio[0] = stdio[1] = stdio[2] = slave;
     return true;
 }
@@ -114,60 +123,41 @@ static void exec_in_path(char **argv, char **envp, const char *path, struct faul
     fault_set(f, worst, "exec");
 }
 
-void program_main(const int fds[FD_ROLES], int nfds) {
-    struct fault f = {0};
-    struct status_message ready = {.kind = ST_READY};
-    char cwd[4200];
-    status_fd = lift_fd(fds[FD_STATUS]);
-    int request_fd = lift_fd(fds[FD_REQUEST]), carry = nfds > FD_CARRY ? lift_fd(fds[FD_CARRY]) : -1;
-    int stdio[3] = {lift_fd(fds[FD_IN]), lift_fd(fds[FD_OUT]), lift_fd(fds[FD_ERR])};
-    struct json *request = json_read(request_fd);
-    if (!request) { fault_set(&f, EINVAL, "read request"); fail(&f); }
-    char **argv = string_list(json_get(request, "argv"), &f), **envp = argv ? environment(json_get(request, "env"), &f) : NULL;
-    if (!envp) fail(&f);
-    if (!argv[0] || !*argv[0]) { fault_set(&f, EINVAL, "argv is empty"); fail(&f); }
+/* Returns only when it could not. System calls and nothing else: it may run in memory that it was lent, and be killed
+ * at any time. `ready` is told when all is done but execve. */
+void program_become(const struct program *p, const int fds[3], int carry, int status, void ready(int status), struct fault *f) {
+    int stdio[3] = {fds[0], fds[1], fds[2]};
     setsid();
-    if (json_bool(request, "tty", false) && !open_terminal(request, stdio, &f)) fail(&f);
+    if (p->tty && !open_terminal(p, status, stdio, f)) return;
     for (int i = 0; i < 3; i++)
-        if (dup2(stdio[i], i) < 0) { fault_set(&f, errno, "dup2"); fail(&f); }
-    if (carry >= 0 && dup2(carry, 3) < 0) { fault_set(&f, errno, "dup2"); fail(&f); }
-    syscall(SYS_close_range, carry < 0 ? 3 : 4, LAST_FD, 4 /* CLOEXEC */); /* they all are; this is for the one we forgot */
-    const char *where = json_str(request, "cwd");
-    if (!confine(&f, true)) fail(&f);
-    if (!box_path(where ? where : "/workspace", cwd, sizeof cwd)) { fault_set(&f, EINVAL, "chdir"); fail(&f); }
-    if (chdir(cwd)) { fault_set(&f, errno, "chdir"); fail(&f); }
-    (void)!write(status_fd, &ready, sizeof ready);
-    exec_in_path(argv, envp, json_str(json_get(request, "env"), "PATH"), &f);
-    fail(&f);
+        if (dup2(stdio[i], i) < 0) return (void)fault_set(f, errno, "dup2");
+    if (carry >= 0 && dup2(carry, 3) < 0) return (void)fault_set(f, errno, "dup2");
+    /* On execve they all are closed; this is for the one we forgot. In a container none is needed on the way there, and no
+     * descriptor of a shepherd's is to be left when the child is no longer root's. */
+    syscall(SYS_close_range, carry < 0 ? 3 : 4, LAST_FD, box.container ? 0 : 4 /* CLOEXEC */);
+    if (!confine(f, true)) return;
+    if (chdir(p->cwd)) return (void)fault_set(f, errno, "chdir");
+    ready(status);
+    exec_in_path(p->argv, p->envp, p->path, f);
 }
 
-/* Without namespaces: stands between pid 1's stand-in and the program, so that orphans come back to the right exec. */
-void shepherd_main(const int fds[FD_ROLES], int nfds) {
-    int status;
-    struct rusage u = {0};
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    /* Our memory is lent to the child until it is a program or gone, and we wait: there is no copy to be made, which is
-     * most of the cost under gVisor. It changes nothing we look at afterwards. */
-    pid_t program = vfork();
-    if (!program) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-        program_main(fds, nfds);
-    }
-    if (program < 0) {
-        struct fault f = {0};
-        status_fd = fds[FD_STATUS];
-        fault_set(&f, errno, "fork");
-        fail(&f);
-    }
-    for (int i = 0; i < nfds; i++)
-        if (i != FD_STATUS) close(fds[i]);
-    struct status_message m = {.kind = ST_RUNNING, .status = program};
-    send_fds(fds[FD_STATUS], &m, sizeof m, NULL, 0);
-    for (pid_t pid; (pid = wait4(-1, &status, 0, &u)) > 0 || errno == EINTR;) {
-        if (pid != program) continue;
-        m = (struct status_message){.kind = ST_EXITED, .status = status, .cpu_ms = cpu_ms(&u), .rss = (uint64_t)u.ru_maxrss * 1024};
-        send_fds(fds[FD_STATUS], &m, sizeof m, NULL, 0);
-    }
-    _exit(0);
+static void __attribute__((noreturn)) fail(int status, const struct fault *f) {
+    struct status_message m = {.kind = ST_FAILED, .err = f->err ? f->err : EINVAL};
+    memcpy(m.stage, f->stage, sizeof m.stage);
+    (void)!write(status, &m, sizeof m); /* write: the one call that every filter allows */
+    _exit(127);
+}
+
+static void tell_ready(int status) {
+    struct status_message ready = {.kind = ST_READY};
+    (void)!write(status, &ready, sizeof ready);
+}
+
+void program_main(const int fds[FD_ROLES], int nfds) {
+    struct fault f = {0};
+    struct program p;
+    int status = lift_fd(fds[FD_STATUS]), request = lift_fd(fds[FD_REQUEST]), carry = nfds > FD_CARRY ? lift_fd(fds[FD_CARRY]) : -1;
+    int stdio[3] = {lift_fd(fds[FD_IN]), lift_fd(fds[FD_OUT]), lift_fd(fds[FD_ERR])};
+    if (program_read(&p, json_read(request), &f)) program_become(&p, stdio, carry, status, tell_ready, &f);
+    fail(status, &f);
 }

@@ -1,5 +1,5 @@
-/* A child of pid 1's that was forked ahead of time, and waits to be told what it is for. Under gVisor a fork takes 3 to 9 ms,
- * most of what an exec or a file operation would take; so it is done while nobody waits. */
+/* A child of pid 1's that was forked ahead of time, and waits to be told which file operation it is for. Under gVisor a fork takes
+ * 3 to 9 ms, most of what that would take; so it is done while nobody waits. */
 #include "agent.h"
 #include <signal.h>
 #include <sys/prctl.h>
@@ -16,9 +16,11 @@ static void __attribute__((noreturn)) spare_main(int fd) {
     init_run(&m, fds, nfds);
 }
 
+bool spare_wanted(void) { return box.container && !spare; }
+
 void spare_start(void) {
     int pair[2];
-    if (spare || !box.container || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) return;
+    if (!spare_wanted() || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) return;
     spare = fork();
     if (!spare) {
         prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);

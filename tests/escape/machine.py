@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -268,9 +269,12 @@ def running_with(mark: str) -> list[str]:
 
 
 def _members(cgroup: str) -> list[str]:
-    with suppress(FileNotFoundError):
+    try:
         return Path(cgroup, "cgroup.procs").read_text().split()
-    return []
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):  # or removed while it is read
+            raise
+        return []
 
 
 def _has(task: Path, mark: str) -> bool:

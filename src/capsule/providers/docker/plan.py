@@ -15,13 +15,14 @@ from capsule.providers.local.views import visible_cpus
 PERIOD = 100_000  # microseconds over which a share of CPU is counted
 LEAST_QUOTA = 1000  # below which the kernel takes none
 
-# The agent's own: itself, its stand-in for pid 1, and the shepherd of an exec. The child that it
-# forks ahead is not among them: it is not always there, and programs would get its place.
+# The agent's own: itself, its stand-in for pid 1, and a shepherd, which an exec has or which waits
+# for the next. The child that is forked ahead for file operations is not among them: it is not
+# always there, and programs would get its place.
 AGENT_TASKS = 3
 # gVisor's kernel is a process whose threads the Engine counts, and whose memory it charges.
 SENTRY_TASKS = 1024
 SENTRY_MEMORY = 64 * MIB
-# An exec takes it 20 ms of CPU: at half a core two of them in a row would wait for the next period.
+# An exec takes it 10 ms of CPU: at half a core several in a row would wait for the next period.
 SENTRY_PERIOD = 250_000
 
 # What a box may write to, by its name on a disk and in layers.
