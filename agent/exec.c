@@ -93,19 +93,19 @@ static bool make_pipes(struct exec *e, int fds[FD_ROLES], bool with_stdin, bool 
         if (pipe2(p, O_CLOEXEC)) return false;
         e->out[i] = p[0];
         fds[FD_OUT + i] = p[1];
-        set_nonblocking(p[0], true);
+        fcntl(p[0], F_SETFL, O_NONBLOCK); /* it has no other flags */
     }
     if (with_stdin && !e->tty) {
         if (pipe2(p, O_CLOEXEC)) return false;
         e->in = p[1];
         fds[FD_IN] = p[0];
-        set_nonblocking(p[1], true);
+        fcntl(p[1], F_SETFL, O_NONBLOCK);
     }
     if (with_carry) {
         if (pipe2(p, O_CLOEXEC)) return false;
         e->carry_fd = p[0];
         fds[FD_CARRY] = p[1];
-        set_nonblocking(p[0], true);
+        fcntl(p[0], F_SETFL, O_NONBLOCK);
     }
     for (int i = FD_IN; i <= FD_ERR; i++)
         if (fds[i] < 0 && (fds[i] = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0) return false;

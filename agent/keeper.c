@@ -152,7 +152,7 @@ static void gather(void) {
         if (!e->tty && e->input.n) add(e->in, POLLOUT, (struct watch){W_INPUT, e, 0});
     }
     for (struct conn *c = keeper.conns; c; c = c->next) {
-        short events = (short)((conn_wants_input(c) ? POLLIN : 0) | (c->out.n > c->out_at || c->more ? POLLOUT : 0));
+        short events = (short)((conn_wants_input(c) ? POLLIN : 0) | ((c->out.n > c->out_at && !conn_holds_back(c)) || c->more ? POLLOUT : 0));
         add(c->fd, events, (struct watch){W_CONN, c, 0});
         if (c->listener >= 0) add(c->listener, POLLIN, (struct watch){W_PEER, c, 1});
         if (c->connecting) add(c->peer, POLLOUT, (struct watch){W_PEER, c, 0});
@@ -163,6 +163,14 @@ static bool exec_known(const struct exec *known) {
     for (struct exec *e = keeper.execs; e; e = e->next)
         if (e == known) return true;
     return false;
+}
+
+static void reap(void) {
+    for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG)) > 0;) {
+        if (pid != keeper.init) { keeper.npumps--; continue; } /* or an orphan, where there are no pumps */
+        keeper.init_dead = true;
+        keeper.init = 0;
+    }
 }
 
 static void serve(const struct watch *w, short events) {
@@ -176,6 +184,7 @@ static void serve(const struct watch *w, short events) {
     case W_FLOCK: flock_readable(w->which); break;
     case W_SIGNALS:
         if (read(keeper.signals, &s, sizeof s) == sizeof s && s.ssi_signo == SIGTERM) shut_down(NULL);
+        reap();
         break;
     case W_EXEC:
         if (!exec_known(e)) break; /* released by an earlier event of this round */
@@ -200,14 +209,6 @@ static void serve(const struct watch *w, short events) {
     }
 }
 
-static void reap(void) {
-    for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG)) > 0;) {
-        if (pid != keeper.init) { keeper.npumps--; continue; } /* or an orphan, where there are no pumps */
-        keeper.init_dead = true;
-        keeper.init = 0;
-    }
-}
-
 static void __attribute__((noreturn)) loop(void) {
     for (;;) {
         gather();
@@ -216,7 +217,6 @@ static void __attribute__((noreturn)) loop(void) {
         if (poll(fds, nfds, wait) < 0 && errno != EINTR) _exit(1);
         for (size_t i = 0; i < nfds; i++)
             if (fds[i].revents) serve(&watches[i], fds[i].revents);
-        reap();
         if (nheard) hear_init();
         if (keeper.init_dead) shut_down(NULL); /* the box died; nothing of it is left when we are gone */
         now = now_ms();
@@ -257,5 +257,6 @@ void keeper_run(int launcher, int ctl_fd, pid_t init, int disk_fd) {
     if (!answered) shut_down(NULL); /* whoever asked is gone: a box nobody knows of must not live */
     look_at = now_ms() + LOOK_EVERY;
     flock_start();
+    reap(); /* of whom we had no signal yet */
     loop();
 }

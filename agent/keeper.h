@@ -119,6 +119,7 @@ void conn_error(struct conn *c, const char *code, int err, const char *stage, co
 void conn_reply(struct conn *c);          /* REPLY {} and close */
 void conn_free(struct conn *c);
 bool conn_wants_input(const struct conn *c);
+bool conn_holds_back(const struct conn *c);
 bool ctl_tell(const struct ctl *m, const int *fds, int nfds);
 
 /* freeze.c */
