@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 
 from bench.capsule import clock
-from bench.rivals import Rival
+from bench.rivals import Rival, compile_raw
 from bench.server import capsule_server
 from bench.stats import Measure
 from capsule_sdk import AsyncCapsuleClient, CapsuleClient, CapsuleError
@@ -28,7 +30,10 @@ LIMITS = {
 
 
 class Contained(Rival):
-    """Create, exec and delete by the SDK and by the Engine, in turn, with one runtime."""
+    """Create, exec and delete by the SDK and by the Engine, in turn, with one runtime.
+
+    And what a program costs there whoever starts it: `fork + exec`, timed by another inside.
+    """
 
     def __init__(self, runtime: str, *, faster: float, burst: int = 0) -> None:
         """`faster`: how many times quicker than the Engine's an exec is to be."""
@@ -45,13 +50,15 @@ class Contained(Rival):
         self._delete = Measure(
             "Capsule SDK: delete", f"delete on {runtime}", bound=(self._bare_delete, 1.0)
         )
+        self._floor = Measure("inside it: fork + exec `true`", f"exec on {runtime}")
         self._run = Measure("Capsule SDK: run `print(1)`", f"run on {runtime}")
-        ours = [self._create, self._exec, self._run, self._delete]
+        ours = [self._create, self._exec, self._floor, self._run, self._delete]
         self.measures = [*ours, self._bare_create, self._bare_exec, self._bare_delete]
         if burst:
             self._at_once = Measure(f"Capsule: {burst} at once", f"create on {runtime}")
             self.measures.append(self._at_once)
         self._held = ExitStack()
+        self._raw = b""  # bench/raw.c
         self._api: EngineApi | None = None
         try:
             self._open()
@@ -75,6 +82,10 @@ class Contained(Rival):
         self._client = self._held.enter_context(CapsuleClient(self._url))
         self._client.create("python").delete()  # the first looks at the image
         self._api = api
+        with tempfile.TemporaryDirectory(prefix="capsule-bench-") as folder:
+            program = Path(folder, "raw")
+            self._floor.missing = compile_raw(program)
+            self._raw = b"" if self._floor.missing else program.read_bytes()
 
     def round(self, count: int) -> None:
         if self._api is None or self._create.missing:
@@ -96,6 +107,10 @@ class Contained(Rival):
                 sandbox.exec(["true"]).check()
         with clock(self._run):
             sandbox.run("print(1)").check()
+        if self._raw:
+            sandbox.write_file("raw", self._raw, mode=0o755)
+            told = sandbox.exec(["./raw", "spawn", "3", "/bin/true"]).check()
+            self._floor.samples += [float(line) for line in told.stdout.split()]
         with clock(self._delete):
             sandbox.delete()
 

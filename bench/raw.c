@@ -1,7 +1,7 @@
 /* What the kernel itself costs: the yardstick of the benchmark. Prints one duration in ms per line.
  *
- *   raw box N     clone into all namespaces, map the user, build a small root, pivot into it, exit
- *   raw spawn N   vfork + exec of this static binary (mode `true`), wait
+ *   raw box N               clone into all namespaces, map the user, build a small root, pivot into it, exit
+ *   raw spawn N [PROGRAM]   vfork + exec of PROGRAM, or of this static binary (mode `true`), wait
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -108,11 +108,11 @@ static double one_spawn(char *self)
 int main(int argc, char **argv)
 {
     if (argc == 2 && !strcmp(argv[1], "true")) return 0;
-    if (argc != 3) errx(2, "usage: raw box|spawn N");
+    if (argc < 3) errx(2, "usage: raw box N | raw spawn N [PROGRAM]");
     int n = atoi(argv[2]);
     int boxes = !strcmp(argv[1], "box");
     if (boxes && !mkdtemp(root)) err(1, "mkdtemp");
-    for (int i = 0; i < n; i++) printf("%.4f\n", boxes ? one_box() : one_spawn("/proc/self/exe"));
+    for (int i = 0; i < n; i++) printf("%.4f\n", boxes ? one_box() : one_spawn(argc > 3 ? argv[3] : "/proc/self/exe"));
     if (boxes) rmdir(root);
     return 0;
 }

@@ -47,6 +47,22 @@ class Rival(ABC):
             measure.missing = why
 
 
+def compile_raw(program: Path) -> str:
+    """Makes `program` of bench/raw.c. Why it could not; "": it could."""
+    source = Path(__file__).with_name("raw.c")
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return "no C compiler"
+    made = subprocess.run(
+        [compiler, "-O2", "-static", str(source), "-o", str(program)],
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode != 0:
+        return f"raw.c does not compile: {made.stderr.strip().splitlines()[-1]}"
+    return ""
+
+
 class Raw(Rival):
     """clone + mounts + pivot_root, and fork + exec: bench/raw.c, timed inside."""
 
@@ -56,18 +72,8 @@ class Raw(Rival):
         self.measures = [self._box, self._spawn]
         self._dir = Path(tempfile.mkdtemp(prefix="capsule-bench-"))
         self._program = self._dir / "raw"
-        source = Path(__file__).with_name("raw.c")
-        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-        if compiler is None:
-            self.give_up("no C compiler")
-            return
-        made = subprocess.run(
-            [compiler, "-O2", "-static", str(source), "-o", str(self._program)],
-            capture_output=True,
-            text=True,
-        )
-        if made.returncode != 0:
-            self.give_up(f"raw.c does not compile: {made.stderr.strip().splitlines()[-1]}")
+        if why := compile_raw(self._program):
+            self.give_up(why)
 
     def round(self, count: int) -> None:
         for mode, measure in (("box", self._box), ("spawn", self._spawn)):
