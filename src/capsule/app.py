@@ -33,7 +33,9 @@ from capsule.providers.ondemand import OnDemand
 from capsule.providers.registry import make_provider, names
 from capsule.service import Service
 from capsule.service.accounts import AccountFile
+from capsule.service.happenings import Happenings
 from capsule.sessions.sessions import Sessions
+from capsule.webhooks.hooks import Webhooks
 
 Announce = Callable[[Config, Service, int], str]  # what a server that listens on a port says
 
@@ -46,12 +48,18 @@ def version() -> str:
 
 
 def build_app(
-    config: Config, service: Service, gate: Gate | None = None, sessions: Sessions | None = None
+    config: Config,
+    service: Service,
+    gate: Gate | None = None,
+    sessions: Sessions | None = None,
+    webhooks: Webhooks | None = None,
 ) -> ASGIApp:
     """Every surface over an open service. `gate` is what a graceful stop works with; without
-    `sessions`, which are opened after the service, those who ask for one are refused."""
+    `sessions` and `webhooks`, which are opened after the service, those who ask for one are
+    refused."""
     found = sessions or Sessions(config, service)
-    return build_site(config, service, gate or Gate(), version(), found)
+    hooks = webhooks or Webhooks(config, Happenings())
+    return build_site(config, service, gate or Gate(), version(), found, hooks)
 
 
 @contextlib.asynccontextmanager
@@ -91,9 +99,13 @@ def serve(config: Config, announce: Announce | None = None) -> None:
 async def _serve(config: Config, announce: Announce) -> None:
     # Bound first: a port that is taken must not cost the start of everything else.
     with bind(config) as listener:
-        async with open_service(config) as service, Sessions(config, service) as sessions:
+        async with (
+            open_service(config) as service,
+            Webhooks(config, service.happenings) as webhooks,
+            Sessions(config, service) as sessions,
+        ):
             gate = Gate()
-            app = build_app(config, service, gate, sessions)
+            app = build_app(config, service, gate, sessions, webhooks)
             text = announce(config, service, listener.getsockname()[1])
             ready = functools.partial(_say, text)
             server = Server(config, app, gate, on_drain=service.drain, on_ready=ready)

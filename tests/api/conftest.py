@@ -13,6 +13,8 @@ from capsule.edge.files import FileVerbs
 from capsule.edge.methods import build_methods
 from capsule.edge.verbs import Verbs
 from capsule.service import Service
+from capsule.service.happenings import Happenings
+from capsule.webhooks.hooks import Webhooks
 from tests.api.client import Api
 from tests.api.double import ServiceDouble
 from tests.support.servers import RealServer
@@ -36,7 +38,8 @@ async def box(api: Api) -> AsyncIterator[str]:
 def api_params() -> dict[str, list[str]]:
     """The names of all JSON-RPC methods, and of their params."""
     config, service = Config(), cast(Service, ServiceDouble())
-    methods = build_methods(Verbs(config, service, Gate()), FileVerbs(config, service))
+    verbs = Verbs(config, service, Gate(), Webhooks(config, Happenings()))
+    methods = build_methods(verbs, FileVerbs(config, service))
     return {
         name: [field.encode_name for field in msgspec.structs.fields(method.params)]
         for name, method in methods.items()

@@ -6,13 +6,14 @@ import capsule_sdk
 
 NAMES = """
 AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncContext AsyncExecStream AsyncKeys AsyncSnapshots
-AsyncTemplates AsyncTerminal AsyncVolumes Build CapacityError Capsule CapsuleClient CapsuleError
-Change ConflictError Context ContextInfo Event ExecFailedError ExecInfo ExecResult ExecStream Exit
-FileChange FileInfo ForbiddenError Gap GoneError ImageInfo InternalError InvalidError KeyInfo Keys
-Limits Metrics NoSpaceError NotFoundError NotSupportedError Output PoolInfo Printed Result RunEnd
-RunError RunEvent RunFailedError RunResult SandboxClient SandboxInfo ShelfInfo SnapshotInfo
-Snapshots StepInfo TemplateInfo Templates Terminal TooLargeError Transfer UnauthenticatedError
-UnavailableError Unenforced VolumeInfo Volumes Written WrongStateError
+AsyncTemplates AsyncTerminal AsyncVolumes AsyncWebhooks Build CapacityError Capsule CapsuleClient
+CapsuleError Change ConflictError Context ContextInfo DeliveryInfo Event ExecFailedError ExecInfo
+ExecResult ExecStream Exit FileChange FileInfo ForbiddenError Gap GoneError ImageInfo
+InternalError InvalidError KeyInfo Keys Limits Metrics NoSpaceError NotFoundError
+NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent RunFailedError RunResult
+SandboxClient SandboxInfo ShelfInfo SnapshotInfo Snapshots StepInfo TemplateInfo Templates
+Terminal TooLargeError Transfer UnauthenticatedError UnavailableError Unenforced VolumeInfo
+Volumes WebhookInfo Webhooks Written WrongStateError verify_webhook
 """.split()
 
 CLIENT = "aclose close connect create get list pool".split()
@@ -51,6 +52,11 @@ def test_both_kinds_of_snapshots_have_the_same_methods() -> None:
 def test_both_kinds_of_volumes_have_the_same_methods() -> None:
     for cls in (capsule_sdk.Volumes, capsule_sdk.AsyncVolumes):
         assert public(cls) == {"create", "delete", "get", "list"}
+
+
+def test_both_kinds_of_webhooks_have_the_same_methods() -> None:
+    for cls in (capsule_sdk.Webhooks, capsule_sdk.AsyncWebhooks):
+        assert public(cls) == {"create", "delete", "deliveries", "get", "list", "redeliver"}
 
 
 def test_both_kinds_of_templates_have_the_same_methods() -> None:

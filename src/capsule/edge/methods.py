@@ -14,6 +14,7 @@ from capsule.edge import contexts as c
 from capsule.edge import keys as k
 from capsule.edge import shapes as s
 from capsule.edge import views as v
+from capsule.edge import webhooks as w
 from capsule.edge.files import FileVerbs
 from capsule.edge.rpc import Method
 from capsule.edge.verbs import Verbs
@@ -24,7 +25,7 @@ from capsule.service.caller import Caller
 
 def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
     templates, snapshots, contexts = verbs.templates, verbs.snapshots, verbs.contexts
-    volumes, keys = verbs.volumes, verbs.keys
+    volumes, keys, hooks = verbs.volumes, verbs.keys, verbs.webhooks
     on_sandbox = functools.partial(_on_sandbox, verbs)
     return {
         "sandbox.v1.create": Method(s.Create, verbs.create, v.SandboxView),
@@ -76,6 +77,12 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "template.v1.get": Method(s.OfTemplate, templates.get, v.TemplateInfoView),
         "template.v1.build": Method(s.BuildTemplate, templates.build, v.BuiltView),
         "template.v1.delete": Method(s.OfTemplate, templates.delete, v.DeletedView),
+        "webhook.v1.create": Method(w.CreateWebhook, hooks.create, w.WebhookView),
+        "webhook.v1.list": Method(s.Nothing, hooks.list, w.WebhooksView),
+        "webhook.v1.get": Method(w.OfWebhook, hooks.get, w.WebhookView),
+        "webhook.v1.delete": Method(w.OfWebhook, hooks.delete, v.DeletedView),
+        "webhook.v1.deliveries": Method(w.ListDeliveries, hooks.deliveries, w.DeliveriesView),
+        "webhook.v1.redeliver": Method(w.OfDelivery, hooks.redeliver, w.DeliveryView),
         "key.v1.create": Method(k.CreateKey, keys.create, k.KeyView),
         "key.v1.list": Method(k.ListKeys, keys.list, k.KeysView),
         "key.v1.revoke": Method(k.OfKey, keys.revoke, k.KeyView),

@@ -31,12 +31,12 @@ from capsule.edge.rest_agents import agent_routes
 from capsule.edge.rest_contexts import context_routes
 from capsule.edge.rest_files import file_routes
 from capsule.edge.rest_keys import key_routes
-from capsule.edge.rest_playground import playground_routes
 from capsule.edge.rest_registry import registry_routes
 from capsule.edge.rest_sessions import session_routes
 from capsule.edge.rest_snapshots import snapshot_routes
 from capsule.edge.rest_templates import template_routes
 from capsule.edge.rest_volumes import volume_routes
+from capsule.edge.rest_webhooks import webhook_routes
 from capsule.edge.routing import Described, add_schemas, reply
 from capsule.edge.rpc import Rpc
 from capsule.edge.scopes import protect
@@ -45,6 +45,7 @@ from capsule.edge.terminal import TerminalEndpoint
 from capsule.edge.verbs import Verbs
 from capsule.service import Service
 from capsule.sessions.sessions import Sessions
+from capsule.webhooks.hooks import Webhooks
 
 DESCRIPTION = "Run untrusted code in sandboxes."
 GUIDE = """\
@@ -59,9 +60,14 @@ exec + input   ws://localhost:8080/v1/sandboxes/ID/exec/ws"""
 
 
 def build_site(
-    config: Config, service: Service, gate: Gate, version: str, sessions: Sessions
+    config: Config,
+    service: Service,
+    gate: Gate,
+    version: str,
+    sessions: Sessions,
+    webhooks: Webhooks,
 ) -> ASGIApp:
-    verbs, files = Verbs(config, service, gate), FileVerbs(config, service)
+    verbs, files = Verbs(config, service, gate, webhooks), FileVerbs(config, service)
     rpc = Rpc(build_methods(verbs, files))
     web = build_web(verbs, files, version, sessions=SessionVerbs(sessions, gate))
 
@@ -100,8 +106,8 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: Session
         snapshot_routes(verbs.snapshots, types),
         volume_routes(verbs.volumes, types),
         key_routes(verbs.keys, types),
+        webhook_routes(verbs.webhooks, types),
         agent_routes(verbs.agents, types),
-        playground_routes(verbs.playground, types),
         session_routes(sessions, types),
         registry_routes(sessions, types),
         server_routes(verbs, types, version),

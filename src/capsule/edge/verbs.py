@@ -21,10 +21,10 @@ from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
 from capsule.edge.keys import KeyVerbs
 from capsule.edge.observed import Observed
-from capsule.edge.playground import PlaygroundVerbs
 from capsule.edge.snapshot_verbs import SnapshotVerbs
 from capsule.edge.template_verbs import TemplateVerbs
 from capsule.edge.volume_verbs import VolumeVerbs
+from capsule.edge.webhooks import WebhookVerbs
 from capsule.errors import NotFoundError
 from capsule.model import ExecInfo, State, Usage
 from capsule.service import (
@@ -40,12 +40,13 @@ from capsule.service import (
 )
 from capsule.service.caller import Caller, KeyScope
 from capsule.service.template_names import resolve
+from capsule.webhooks.hooks import Webhooks
 
 ALL_TENANTS = "*"
 
 
 class Verbs:
-    def __init__(self, config: Config, service: Service, gate: Gate) -> None:
+    def __init__(self, config: Config, service: Service, gate: Gate, webhooks: Webhooks) -> None:
         self.config = config
         self.service = service
         self.gate = gate
@@ -54,9 +55,9 @@ class Verbs:
         self.snapshots = SnapshotVerbs(service, gate)
         self.volumes = VolumeVerbs(service, gate)
         self.contexts = ContextVerbs(service, gate)
+        self.webhooks = WebhookVerbs(webhooks, gate)
         self.agents = AgentVerbs(config, service, gate)
         self.keys = KeyVerbs(service)
-        self.playground = PlaygroundVerbs(config, service, gate)
 
     async def create(self, caller: Caller, p: s.Create) -> v.SandboxView:
         return v.SandboxView.of(await self._create(caller, p))

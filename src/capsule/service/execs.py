@@ -75,7 +75,9 @@ class Execs:
         ended = Ended(request.id, tuple(request.argv), exit)
         now, template = self._clock.now(), entry.template.name
         self._happenings.tell(
-            Happening(Kind.FINISHED, now, entry.id, template, entry.provider, exec=ended)
+            Happening(
+                Kind.FINISHED, now, entry.id, template, entry.provider, entry.tenant, exec=ended
+            )
         )
 
     async def _collect(self, entry: Entry, link: AgentLink, job: Job) -> Collected:

@@ -42,6 +42,7 @@ class Happening:
     sandbox: SandboxId
     template: str
     provider: str
+    tenant: str = "default"
     reason: str = ""  # why a sandbox ended
     exec: Ended | None = None
 

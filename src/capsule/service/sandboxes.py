@@ -122,6 +122,7 @@ class Sandboxes:
                 entry.id,
                 entry.template.name,
                 entry.provider,
+                entry.tenant,
                 entry.reason,
             )
         )

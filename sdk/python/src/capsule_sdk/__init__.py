@@ -16,6 +16,7 @@ from ._sandbox import AsyncCapsule, Capsule
 from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncBuild, AsyncTemplates, Build, Templates
 from ._volumes import AsyncVolumes, Volumes
+from ._webhooks import AsyncWebhooks, Webhooks, verify_webhook
 from .errors import (
     CapacityError,
     CapsuleError,
@@ -38,6 +39,7 @@ from .sandbox_client import SandboxClient
 from .terminal import AsyncTerminal, Terminal
 from .values import (
     Change,
+    DeliveryInfo,
     Event,
     ExecInfo,
     ExecResult,
@@ -59,6 +61,7 @@ from .values import (
     Transfer,
     Unenforced,
     VolumeInfo,
+    WebhookInfo,
     Written,
 )
 
@@ -75,6 +78,7 @@ __all__ = [
     "AsyncTemplates",
     "AsyncTerminal",
     "AsyncVolumes",
+    "AsyncWebhooks",
     "Build",
     "CapacityError",
     "Capsule",
@@ -84,6 +88,7 @@ __all__ = [
     "ConflictError",
     "Context",
     "ContextInfo",
+    "DeliveryInfo",
     "Event",
     "ExecFailedError",
     "ExecInfo",
@@ -130,6 +135,9 @@ __all__ = [
     "Unenforced",
     "VolumeInfo",
     "Volumes",
+    "WebhookInfo",
+    "Webhooks",
     "Written",
     "WrongStateError",
+    "verify_webhook",
 ]

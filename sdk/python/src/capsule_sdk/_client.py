@@ -18,6 +18,7 @@ from ._sandbox import AsyncCapsule, Capsule
 from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncTemplates, Templates
 from ._volumes import AsyncVolumes, Volumes
+from ._webhooks import AsyncWebhooks, Webhooks
 from .errors import InvalidError
 from .values import PoolInfo, SandboxInfo
 
@@ -135,6 +136,7 @@ class CapsuleClient(ClientMethods):
         self.snapshots = Snapshots(self._driver)
         self.volumes = Volumes(self._driver)
         self.keys = Keys(self._driver)
+        self.webhooks = Webhooks(self._driver)
         self.templates = Templates(self._driver)
 
     def create(self, template: str = "python", **options: Unpack[CreateOptions]) -> Capsule:
@@ -186,6 +188,7 @@ class AsyncCapsuleClient(ClientMethods):
         self.snapshots = AsyncSnapshots(self._driver)
         self.volumes = AsyncVolumes(self._driver)
         self.keys = AsyncKeys(self._driver)
+        self.webhooks = AsyncWebhooks(self._driver)
         self.templates = AsyncTemplates(self._driver)
 
     async def create(

@@ -315,6 +315,44 @@ class VolumeInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookInfo:
+    """Who is told what happens. `secret` is known only to who made it."""
+
+    webhook_id: str
+    url: str
+    events: tuple[str, ...]
+    created_at: datetime
+    secret: str | None = None
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> WebhookInfo:
+        created = datetime.fromisoformat(body["created_at"])
+        return _known(cls, {**body, "created_at": created, "events": tuple(body["events"])})
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryInfo:
+    """What a webhook was told, or is to be told."""
+
+    delivery_id: str
+    event: str
+    created_at: datetime
+    state: str  # pending, delivered, failed
+    attempts: tuple[Mapping[str, Any], ...]  # each at, duration_ms, status, error
+    next_at: datetime | None
+    body: str
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> DeliveryInfo:
+        values = dict(body)
+        values["created_at"] = datetime.fromisoformat(body["created_at"])
+        values["attempts"] = tuple(body["attempts"])
+        if body.get("next_at"):
+            values["next_at"] = datetime.fromisoformat(body["next_at"])
+        return _known(cls, values)
+
+
+@dataclass(frozen=True, slots=True)
 class KeyInfo:
     """An API key. `key` is what its holder sends; only the answer that made it has it."""
 

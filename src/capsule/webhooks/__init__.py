@@ -1,0 +1,1 @@
+"""Tells whoever wants to know what happens to sandboxes, by signed requests."""

@@ -1,0 +1,277 @@
+"""Webhooks against a receiver that really listens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from capsule.config import load_config
+from capsule.errors import CapacityError, InvalidError, NotFoundError
+from capsule.model import ExecId, Exit, Reason, SandboxId
+from capsule.service.happenings import Ended, Happening, Happenings, Kind
+from capsule.webhooks import hooks
+from capsule.webhooks.hooks import Webhooks
+from capsule.webhooks.outbound import is_public
+from capsule.webhooks.records import Delivered, Delivery, Webhook
+from tests.support import eventually
+
+SECRET = "a secret of some length"
+
+
+@dataclass
+class Receiver:
+    port: int = 0
+    taken: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    answers: list[bytes] = field(default_factory=list)  # what comes before 200s
+
+    @property
+    def url(self) -> str:
+        return f"http://localhost:{self.port}/hook?a=1"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lines = head.split("\r\n")
+        headers = {k.lower(): v for k, v in (x.split(": ", 1) for x in lines[1:] if ": " in x)}
+        body = await reader.readexactly(int(headers["content-length"]))
+        headers[""] = lines[0]
+        self.taken.append((headers, body))
+        answer = self.answers.pop(0) if self.answers else b"200 OK"
+        if answer != b"silence":
+            writer.write(b"HTTP/1.1 " + answer + b"\r\ncontent-length: 2\r\n\r\nno")
+            await writer.drain()
+            writer.close()
+        else:
+            await reader.read()  # until we are given up
+            writer.close()
+
+
+@asynccontextmanager
+async def receiver() -> AsyncIterator[Receiver]:
+    made = Receiver()
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def webhooks(
+    folder: Path, happenings: Happenings | None = None, targets: str = "any"
+) -> AsyncIterator[tuple[Webhooks, Happenings]]:
+    folder.mkdir(exist_ok=True)
+    config = load_config({}, data_dir=folder, webhook_targets=targets)
+    happenings = happenings or Happenings()
+    async with Webhooks(config, happenings) as made:
+        yield made, happenings
+
+
+def happened(kind: Kind = Kind.CREATED, tenant: str = "default") -> Happening:
+    ended = None
+    if kind is Kind.FINISHED:
+        exit = Exit(Reason.TIMED_OUT, 137, 9, 1500.0, stdout_bytes=3)
+        ended = Ended(ExecId("e1"), ("sleep", "9"), exit)
+    return Happening(kind, 1_763_000_000.5, SandboxId("box1"), "bash", "local", tenant, exec=ended)
+
+
+async def newest(made: Webhooks, hook: Webhook) -> Delivery | None:
+    return next(iter(await made.deliveries("default", hook.id, 1)), None)
+
+
+async def test_what_happens_is_told_signed_and_recorded(tmp_path: Path) -> None:
+    async with receiver() as there, webhooks(tmp_path) as (made, happenings):
+        hook = await made.create("default", there.url, secret=SECRET, events=["exec.finished"])
+        happenings.tell(happened(Kind.CREATED))  # which it did not ask for
+        happenings.tell(happened(Kind.FINISHED))
+        await eventually(lambda: there.taken, what="delivered")
+        headers, body = there.taken[0]
+        assert headers[""] == "POST /hook?a=1 HTTP/1.1"
+        time, _, digest = headers["capsule-signature"].partition(",v1=")
+        text = time.removeprefix("t=").encode() + b"." + body
+        assert digest == hmac.new(SECRET.encode(), text, hashlib.sha256).hexdigest()
+        told = json.loads(body)
+        assert told["id"] == headers["capsule-delivery"]
+        assert told["type"] == headers["capsule-event"] == "exec.finished"
+        assert told["at"] == "2025-11-13T02:13:20.500000Z"
+        assert told["data"]["sandbox_id"] == "box1"
+        assert told["data"]["exec"] == {
+            **{"exec_id": "e1", "reason": "timed_out", "exit_code": 137, "signal": 9},
+            **{"duration_ms": 1500.0, "stdout_bytes": 3, "stderr_bytes": 0},
+        }
+
+        async def settled() -> bool:
+            (delivery,) = await made.deliveries("default", hook.id, 10)
+            return delivery.state is Delivered.DONE and delivery.attempts[0].status == 200
+
+        await eventually(settled, what="recorded")
+        assert len(there.taken) == 1
+
+
+async def test_a_delivery_is_tried_again_under_the_same_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "RETRIES", (0.05, 0.05, 0.05))
+    async with receiver() as there, webhooks(tmp_path) as (made, happenings):
+        there.answers = [b"500 Oops", b"302 Found\r\nlocation: http://127.0.0.1/", b"404 Not Found"]
+        hook = await made.create("default", there.url)
+        happenings.tell(happened())
+        await eventually(lambda: len(there.taken) == 4, what="four attempts")
+        assert len({headers["capsule-delivery"] for headers, _ in there.taken}) == 1
+        (delivery,) = await made.deliveries("default", hook.id, 10)
+
+        async def done() -> bool:
+            (delivery,) = await made.deliveries("default", hook.id, 10)
+            return [a.status for a in delivery.attempts] == [500, 302, 404, 200]
+
+        await eventually(done, what="all attempts are visible")
+        assert delivery.attempts[0].error == "no"
+
+
+async def test_it_is_given_up_in_the_end_and_can_be_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "RETRIES", (0.01,))
+    async with receiver() as there, webhooks(tmp_path) as (made, happenings):
+        there.answers = [b"500 Oops"] * 2
+        hook = await made.create("default", there.url)
+        happenings.tell(happened())
+
+        async def state(wanted: Delivered) -> str | None:
+            delivery = await newest(made, hook)
+            return delivery.id if delivery and delivery.state is wanted else None
+
+        id = await eventually(lambda: state(Delivered.FAILED), what="given up")
+        assert id is not None
+        assert (await made.redeliver("default", hook.id, id)).id == id
+        await eventually(lambda: state(Delivered.DONE), what="delivered after all")
+        with pytest.raises(NotFoundError):
+            await made.redeliver("default", hook.id, "evt-none")
+
+
+async def test_what_was_not_delivered_outlives_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "TIMEOUT", 30.0)
+    async with receiver() as there:
+        there.answers = [b"silence"]
+        async with webhooks(tmp_path) as (made, happenings):
+            hook = await made.create("default", there.url)
+            happenings.tell(happened())
+            await eventually(lambda: there.taken, what="it is out")
+            happenings.tell(happened(Kind.DELETED))  # and stop at once
+        async with webhooks(tmp_path) as (made, _):
+            assert [each.id for each in made.list("default")] == [hook.id]
+            await eventually(lambda: len(there.taken) >= 3, what="both came (the first again)")
+    told = [json.loads(body)["type"] for _, body in there.taken]
+    assert sorted(set(told)) == ["sandbox.created", "sandbox.deleted"]
+
+
+async def test_a_receiver_that_is_silent_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "TIMEOUT", 0.2)
+    monkeypatch.setattr(hooks, "RETRIES", (0.01,))
+    async with receiver() as there, webhooks(tmp_path) as (made, happenings):
+        there.answers = [b"silence"]
+        hook = await made.create("default", there.url)
+        happenings.tell(happened())
+
+        async def tried() -> bool:
+            delivery = await newest(made, hook)
+            return bool(delivery and [a.status for a in delivery.attempts] == [None, 200])
+
+        await eventually(tried, what="a second attempt")
+
+
+async def test_tenants_hear_of_their_own_sandboxes_alone(tmp_path: Path) -> None:
+    async with receiver() as there, webhooks(tmp_path) as (made, happenings):
+        mine = await made.create("mine", there.url)
+        happenings.tell(happened(tenant="other"))
+        happenings.tell(happened(tenant="mine"))
+        await eventually(lambda: there.taken, what="delivered")
+        assert [json.loads(body)["data"]["tenant"] for _, body in there.taken] == ["mine"]
+        assert made.list("other") == []
+        for ask in (made.delete, made.deliveries):
+            with pytest.raises(NotFoundError):
+                await ask("other", mine.id, *([1] if ask == made.deliveries else []))
+        await made.delete("mine", mine.id)
+        assert made.list("mine") == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.1/", "http://[::1]/", "http://10.0.0.1/", "https://169.254.169.254/x"),
+        *("http://192.168.1.1:80/", "http://[::ffff:127.0.0.1]/", "http://100.64.0.1/"),
+        *("ftp://example.org/", "http:///x", "https://user:pass@example.org/", "x", "http://h:0/"),
+        *("http://exa mple.org/", "http://example.org/" + "x" * 3000, "http://[fd00::1]/"),
+    ],
+)
+async def test_an_address_that_can_be_seen_to_be_wrong_is_refused(tmp_path: Path, url: str) -> None:
+    async with webhooks(tmp_path, targets="public") as (made, _):
+        with pytest.raises(InvalidError, match="url"):
+            await made.create("default", url)
+
+
+async def test_a_name_is_checked_when_it_is_connected_to(tmp_path: Path) -> None:
+    """`localhost` is as good as any name that leads inside by the time it is used."""
+    async with receiver() as there, webhooks(tmp_path, targets="public") as (made, happenings):
+        hook = await made.create("default", there.url)
+        happenings.tell(happened())
+
+        async def refused() -> str:
+            delivery = await newest(made, hook)
+            return delivery.attempts[0].error if delivery and delivery.attempts else ""
+
+        assert "not a public address" in await eventually(refused, what="tried")
+        assert there.taken == []
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        *(("8.8.8.8", True), ("2606:4700::1", True), ("0.0.0.0", False), ("224.0.0.1", False)),
+        *(("64:ff9b::a00:1", False), ("2002:7f00:1::", False), ("::", False), ("fe80::1", False)),
+        *(("198.18.0.1", False), ("172.16.0.1", False), ("255.255.255.255", False)),
+    ],
+)
+def test_what_is_public(address: str, public: bool) -> None:
+    assert is_public(ipaddress.ip_address(address)) is public
+
+
+async def test_a_slow_receiver_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    async with (
+        receiver() as slow,
+        receiver() as quick,
+        webhooks(tmp_path) as (made, happenings),
+    ):
+        slow.answers = [b"silence"] * 50
+        await made.create("default", slow.url)
+        await made.create("default", quick.url)
+        for _ in range(30):
+            happenings.tell(happened())
+        await eventually(lambda: len(quick.taken) == 30, what="the other has all")
+        assert len(slow.taken) <= hooks.AT_ONCE_EACH
+
+
+async def test_there_are_not_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "MAX_HOOKS", 2)
+    async with webhooks(tmp_path) as (made, _):
+        for _ in range(2):
+            await made.create("default", "https://example.org/")
+        with pytest.raises(CapacityError, match="limit 2"):
+            await made.create("default", "https://example.org/")
+        await made.create("other", "https://example.org/")
+        for wrong in ({"events": ["nothing"]}, {"secret": "short"}):
+            with pytest.raises(InvalidError):
+                await made.create("third", "https://example.org/", **wrong)
