@@ -249,6 +249,7 @@ async def test_the_log_tells_what_was_run(session: Session) -> None:
     assert (one["status"], one["stdout_bytes"], one["command_bytes"]) == ("ok", 4, 12)
     assert one["duration_ms"] > 0 and one["sandbox_id"] == session.started["sandbox_id"]
     assert re.fullmatch("[0-9a-f]{64}", one["hash"])
+    assert {each["actor"] for each in log} == {"local"}
     assert log[2]["tool"] == "count_words" and log[2]["command"] == '{"text": "a b"}'
     later = await ok(session.http.get(f"{session.path}/executions", params={"after": 2}))
     assert [each["execution"] for each in later["executions"]] == [3]

@@ -22,9 +22,9 @@ from capsule.errors import (
 from capsule.model import Isolation
 from capsule.providers.registry import make_provider
 from capsule.service import Service
+from capsule.service.caller import DEFAULT_TENANT as ME
 from capsule.sessions.ledger import verify_file
 from capsule.sessions.plan import Wish
-from capsule.sessions.records import DEFAULT_TENANT as ME
 from capsule.sessions.records import Phase
 from capsule.sessions.sessions import Sessions
 from tests.support import component_missing
@@ -153,7 +153,7 @@ async def test_a_reopen_that_fails_leaves_it_closed_with_its_files(
         await sh(sessions, "echo 1 > f")
         await sessions.close(ME, "s")
 
-        async def full(*_: object) -> None:
+        async def full(*args: object) -> None:
             raise CapacityError("full")
 
         with monkeypatch.context() as patch:
@@ -306,6 +306,12 @@ async def test_another_tenants_session_does_not_exist(folder: Path) -> None:
         assert await sessions.list("other") == []
         await sessions.create("other", BASH)  # an id is one's own
         assert len(await sessions.list("other")) == 1
+        await sessions.close("other", "s")
+        assert (await sessions.get(ME, "s")).phase is Phase.OPEN
+        await sessions.reopen("other", "s")
+        await sessions.close("other", "s")
+        await sessions.delete("other", "s")
+        assert service.snapshots.list("other") == []
 
 
 async def test_files_of_a_closed_session_wait_for_it(folder: Path) -> None:

@@ -127,7 +127,7 @@ def _work(router: APIRouter, verbs: SessionVerbs, types: Described) -> None:
     async def execute(request: Request) -> Response:
         """Run code as in a notebook: variables, imports and functions live on."""
         wanted = await read_json(request, ss.ExecuteInSession, plain=True)
-        return reply(await verbs.execute(tenant_of(request), wanted, base_of(request)))
+        return reply(await verbs.execute(caller_of(request.scope), wanted, base_of(request)))
 
     @router.get("/e2b/files/{session_id}", **describe(types, returns=sv.SessionFilesView))
     async def files(
@@ -159,8 +159,8 @@ def _work(router: APIRouter, verbs: SessionVerbs, types: Described) -> None:
     async def call_tool(session_id: str, name: str, request: Request) -> Response:
         """Call a tool. Arguments that do not fit its schema are refused before anything runs."""
         wanted = await read_json(request, ss.CallTool, plain=True)
-        who, base = tenant_of(request), base_of(request)
-        return reply(await verbs.call_tool(who, session_id, name, wanted, base))
+        caller, base = caller_of(request.scope), base_of(request)
+        return reply(await verbs.call_tool(caller, session_id, name, wanted, base))
 
 
 def _left(router: APIRouter, verbs: SessionVerbs, types: Described) -> None:

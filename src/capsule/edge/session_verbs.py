@@ -17,6 +17,7 @@ from capsule.edge.drain import Gate
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import absolute, decoded
 from capsule.registry_file import Agent, Environment, Prompt, Tool
+from capsule.service.caller import Caller
 from capsule.sessions.plan import Wish
 from capsule.sessions.records import Artifact, Phase, Session
 from capsule.sessions.sessions import MAX_READ, Sessions
@@ -70,19 +71,26 @@ class SessionVerbs:
         kept = () if purge else ("log", "artifacts")
         return sv.DeletedSessionView(deleted=True, session_id=gone.id, kept=kept)
 
-    async def execute(self, who: str, p: ss.ExecuteInSession, base: str) -> sv.ExecutedView:
+    async def execute(self, caller: Caller, p: ss.ExecuteInSession, base: str) -> sv.ExecutedView:
         self._gate.admit()
         timeout = None if p.timeout_ms is None else p.timeout_ms / 1000
         done = await self._sessions.execute(
-            who, p.session_id, p.code, language=p.language, timeout=timeout
+            caller.tenant,
+            p.session_id,
+            p.code,
+            language=p.language,
+            timeout=timeout,
+            actor=caller.key_id,
         )
         return sv.ExecutedView.of(done, p.session_id, base)
 
     async def call_tool(
-        self, who: str, id: str, tool: str, p: ss.CallTool, base: str
+        self, caller: Caller, id: str, tool: str, p: ss.CallTool, base: str
     ) -> sv.ExecutedView:
         self._gate.admit()
-        done = await self._sessions.call_tool(who, id, tool, p.arguments)
+        done = await self._sessions.call_tool(
+            caller.tenant, id, tool, p.arguments, actor=caller.key_id
+        )
         return sv.ExecutedView.of(done, id, base)
 
     async def files(self, who: str, id: str, path: str, recursive: bool) -> sv.SessionFilesView:

@@ -244,6 +244,7 @@ class LoggedView(v.View, frozen=True, kw_only=True):
     hash: str
     prev: str
     kind: str
+    actor: str
     tool: str
     language: str
     sandbox_id: str
@@ -267,7 +268,9 @@ class LoggedView(v.View, frozen=True, kw_only=True):
     @classmethod
     def of(cls, logged: Logged) -> LoggedView:
         own = {"execution", "seq", "hash", *Texts._fields}
-        said = {name: logged.said[name] for name in cls.__struct_fields__ if name not in own}
+        said = {
+            name: logged.said.get(name, "") for name in cls.__struct_fields__ if name not in own
+        }
         texts: dict[str, Any] = {name: _text(text) for name, text in logged.texts._asdict().items()}
         return cls(execution=logged.number, seq=logged.seq, hash=logged.hash, **texts, **said)
 

@@ -19,7 +19,7 @@ from capsule.edge.drain import Gate
 from capsule.edge.session_shapes import BeginSession, ExecuteInSession, WriteSessionFiles
 from capsule.edge.session_verbs import SessionVerbs
 from capsule.orchestrator.background import Background
-from capsule.sessions.records import DEFAULT_TENANT
+from capsule.service.caller import DEFAULT_TENANT, OPERATOR
 from capsule.sessions.sessions import Sessions
 
 Answer = dict[str, Any]
@@ -84,7 +84,7 @@ class UnifiedManager:
         shape = ExecuteInSession(
             session_id=session_id, code=code, language=language, timeout_ms=timeout_ms
         )
-        return self._call(self._verbs.execute(DEFAULT_TENANT, shape, ""))
+        return self._call(self._verbs.execute(OPERATOR, shape, ""))
 
     def list_files(self, session_id: str, path: str = "/workspace") -> Answer:
         return self._call(self._verbs.files(DEFAULT_TENANT, session_id, path, False))

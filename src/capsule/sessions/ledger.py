@@ -441,6 +441,7 @@ def _said(
         "session_id": session.id,
         "sandbox_id": running.sandbox,
         "kind": task.kind,
+        "actor": task.actor,
         "tool": task.tool,
         "language": task.language,
         "started_at": chain.stamp(running.started),

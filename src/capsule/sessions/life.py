@@ -61,7 +61,7 @@ class Life:
 
         Raises ConflictError when somebody has removed those; the next time it begins without.
         """
-        if not self._files.has(session.kept):
+        if not self._files.has(session):
             await self._ledger.save(replace(session, kept=None))
             raise ConflictError(
                 f"the files of session {session.id} are gone: somebody removed what they were in",

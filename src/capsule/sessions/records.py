@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from capsule.service.caller import DEFAULT_TENANT
 from capsule.service.kernel_wire import Raised, Shown
-
-DEFAULT_TENANT = "default"
 
 
 class Phase(StrEnum):
@@ -106,6 +105,7 @@ class Task:
     command: str  # the code, or the arguments as JSON
     language: str = ""
     tool: str = ""
+    actor: str = ""  # whose key it was
 
 
 @dataclass(frozen=True, slots=True)

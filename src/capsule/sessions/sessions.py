@@ -223,22 +223,26 @@ class Sessions:
         *,
         language: str | None = None,
         timeout: float | None = None,
+        actor: str = "",
     ) -> Executed:
-        """Run code as in a notebook. What the code did is in the result, never an error."""
+        """Run code as in a notebook. What the code did is in the result, never an error. `actor` is
+        who the log says it was."""
         session = await self._usable(tenant, id)
-        task = Task("code", code, language=language or session.language or "")
+        task = Task("code", code, language=language or session.language or "", actor=actor)
         return await self._executions.run(
             session, task, lambda session: run_code(self._service, session, code, language, timeout)
         )
 
-    async def call_tool(self, tenant: str, id: str, name: str, arguments: Any) -> Executed:
+    async def call_tool(
+        self, tenant: str, id: str, name: str, arguments: Any, *, actor: str = ""
+    ) -> Executed:
         """Raises NotFoundError (the tool), ForbiddenError (its agent does not have it),
         InvalidError (the arguments)."""
         session = await self._usable(tenant, id)
         tool = await self._tool(session, name)
         # A schema may have much to do with arguments of some megabytes.
         checked = await asyncio.to_thread(check_arguments, tool, arguments)
-        task = Task("tool", _as_text(checked), tool=tool.name)
+        task = Task("tool", _as_text(checked), tool=tool.name, actor=actor)
         return await self._executions.run(
             session,
             task,

@@ -63,11 +63,11 @@ class Workspaces:
         """What a new sandbox for these files has to start from."""
         return kept.name if kept is not None and kept.how == "snapshot" else None
 
-    def has(self, kept: Kept | None) -> bool:
+    def has(self, session: Session) -> bool:
         """Whether nobody has removed the snapshot."""
-        name = self.snapshot(kept)
+        name = self.snapshot(session.kept)
         try:
-            return name is None or bool(self._service.snapshots.find(name))
+            return name is None or bool(self._service.snapshots.find(name, session.tenant))
         except NotFoundError:
             return False
 
