@@ -343,6 +343,18 @@ class Config(StorageSettings):
         default=0,
         metadata=about("bytes", "largest upload; 0: what the sandbox's disk allows", low=0),
     )
+    playground_idle_timeout: float = field(
+        default=1800.0,
+        metadata=about(
+            "seconds", "end a playground's container unused for this long", low=1.0, high=_YEARS
+        ),
+    )
+    playground_rate: str = field(
+        default="120/minute",
+        metadata=about(
+            "text", "requests to /api/playground that one address may make, as 120/minute; or off"
+        ),
+    )
     metrics: str = field(
         default="keys",
         metadata=about(

@@ -90,10 +90,13 @@ def place(agent_binary: object) -> Iterator[Place]:
         kept.raise_for_status()
         session = {"session_id": "bluesession", "environment": "bash"}
         blue.post("/api/sessions", json=session).raise_for_status()
+        playground = {"sessionId": "blueplayground", "template": "bash"}
+        blue.post("/api/playground/container", json=playground).raise_for_status()
         hook = blue.post("/v1/webhooks", json={"url": "https://blue.invalid/"}).json()
         names = {
             "id": box,
             "session_id": "bluesession",
+            "playground": "blueplayground",
             "exec_id": ran["exec_id"],
             "context": context["id"],
             "snapshot": "bluesnapshot",
@@ -166,6 +169,15 @@ def test_a_route_knows_nothing_of_what_others_have(place: Place, verb: str, path
 
 @pytest.mark.parametrize(("verb", "path"), [each for each in OPERATIONS if "{" not in each[1]])
 def test_a_route_without_names_tells_nothing(place: Place, verb: str, path: str) -> None:
+    if (verb, path) in QUERIES:
+        nobodys = strangers(place)
+        theirs, none = (
+            place.red.request(verb, path, params=filled(QUERIES[verb, path], names))
+            for names in (place.names, nobodys)
+        )
+        assert theirs.status_code == none.status_code == 404
+        assert told(theirs.text, place.names) == told(none.text, nobodys)
+        return
     if verb in ("GET", "HEAD"):
         answer = place.red.request(verb, path)
         assert answer.status_code in (200, 307, 403), answer.text
@@ -196,11 +208,20 @@ BODIES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("POST", "/execute"): [{"session_id": "{id}", "command": "true"}],
     ("POST", "/cleanup"): [{"session_id": "{id}"}],
     ("POST", "/upload"): [{"session_id": "{id}"}],
+    ("POST", "/api/playground/container"): [{"sessionId": "x", "template": "{template}"}],
+    ("POST", "/api/playground/sync"): [{"sessionId": "{playground}", "files": []}],
+    ("POST", "/api/playground/install"): [{"sessionId": "{playground}", "packages": ["./a"]}],
+    ("POST", "/api/playground/execute"): [{"sessionId": "{playground}", "code": "1"}],
     ("POST", "/api/sessions"): [{"environment": "{template}"}],
     ("POST", "/api/e2b/execute"): [{"session_id": "{session_id}", "code": "1"}],
     ("POST", "/api/e2b/files"): [{"session_id": "{session_id}", "path": "a", "content": "b"}],
 }
 FORMS = {"/upload"}
+# And what it can name in its query.
+QUERIES: dict[tuple[str, str], dict[str, str]] = {
+    ("GET", "/api/playground/container"): {"sessionId": "{playground}"},
+    ("DELETE", "/api/playground/container"): {"sessionId": "{playground}"},
+}
 
 
 def sent(place: Place, path: str, body: Any) -> httpx.Response:
@@ -391,6 +412,17 @@ def test_a_session_and_its_files_are_its_tenants(place: Place) -> None:
     place.admin.delete("/api/sessions/bluesession").raise_for_status()
     assert place.admin.get("/v1/snapshots").json()["snapshots"] == []
     assert place.blue.get("/api/sessions/bluesession").status_code == 200
+
+
+def test_a_playgrounds_session_id_is_each_tenants_own(place: Place) -> None:
+    body = {"sessionId": "blueplayground", "template": "bash"}
+    made = place.red.post("/api/playground/container", json=body).json()
+    assert made["existing"] is False
+    again = place.blue.post("/api/playground/container", json=body).json()
+    assert again["existing"] is True and again["containerId"] != made["containerId"]
+    query = {"sessionId": "blueplayground"}
+    place.red.delete("/api/playground/container", params=query).raise_for_status()
+    assert place.blue.get("/api/playground/container", params=query).status_code == 200
 
 
 def test_an_idempotency_key_is_each_tenants_own(place: Place) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from capsule_sdk import CapsuleClient, GoneError, SandboxClient
@@ -41,3 +44,40 @@ def test_an_agents_session_goes_on_after_a_kill(home: dict[str, str]) -> None:
         client.cleanup()
         with CapsuleClient(server.url) as all, pytest.raises(GoneError):
             all.get(session)
+
+
+def ask(server: RealServer, path: str, **body: Any) -> Any:
+    url = f"{server.url}/api/playground/{path}"
+    answer = httpx.post(url, json={"sessionId": "mine", **body}, timeout=20)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def node(name: str, content: str) -> dict[str, str]:
+    return {"name": name, "type": "file", "content": content}
+
+
+def test_a_playgrounds_container_goes_on_after_a_kill(home: dict[str, str]) -> None:
+    """Its session finds it again, and a sync still knows what earlier ones wrote."""
+    with real_server(**home, DRAIN="keep") as server:
+        container = ask(server, "container", template="bash")["containerId"]
+        ask(server, "sync", files=[node("kept", "1"), node("old", "2")])
+        kill(server)
+    with real_server(**home) as server:
+        found = ask(server, "container")
+        assert (found["containerId"], found["existing"]) == (container, True)
+        done = ask(server, "sync", files=[node("kept", "1"), node("new.sh", "ls")])
+        assert (done["written"], done["deleted"], done["unchanged"]) == (["new.sh"], ["old"], 1)
+        assert (
+            ask(server, "execute", code="ls", filename="x.sh")["output"] == "kept\nnew.sh\nx.sh\n"
+        )
+
+
+def test_a_stop_removes_containers_if_configured_so(home: dict[str, str]) -> None:
+    with real_server(**home, DRAIN="delete") as server:
+        ask(server, "container", template="bash")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0
+        assert list(Path(home["RUN_DIR"], "boxes").iterdir()) == []
+    with real_server(**home) as server:
+        assert not ask(server, "container", template="bash")["existing"]

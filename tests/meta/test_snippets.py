@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,16 @@ def test_the_agents_curl_snippet_runs(server: RealServer) -> None:
     told = run(server, "bash", "-euo", "pipefail", "-c", script)
     assert '{"exit_code":0,"output":"total ' in told
     assert '{"files":[{"path":"/workspace/data.csv","size":4}]}{"status":"removed"}' in told
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_playgrounds_curl_snippet_runs(server: RealServer) -> None:
+    script = here(blocks(ROOT / "docs/playground.md", "sh"), server)
+    told = run(server, "bash", "-euo", "pipefail", "-c", script)
+    assert '"message":"container created"' in told
+    assert '"written":["src/lib.js"]' in told
+    assert '"output":"42\\n"' in told
+    assert '{"success":true,"message":"container removed"}' in told
 
 
 def test_quickstart_serves_as_make_run_does(server: RealServer) -> None:

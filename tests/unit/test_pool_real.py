@@ -21,8 +21,9 @@ from capsule.errors import GoneError, UnavailableError
 from capsule.model import MIB, Reason, Started
 from capsule.providers.local.cgroups import read_values
 from capsule.providers.registry import make_provider
-from capsule.service import CreateRequest, ExecCall, Service
+from capsule.service import CreateRequest, ExecCall, Service, pool
 from capsule.service.context_calls import ContextRun
+from capsule.service.interpreters import start_ahead
 from tests.support import component_missing, eventually
 
 pytestmark = pytest.mark.real
@@ -262,6 +263,29 @@ async def test_an_interpreter_runs_before_somebody_asks(folder: Path) -> None:
         await service.reset(sandbox.id)
         assert await ask(service, sandbox.id, "'x' in globals()") == "False"
         assert len(await service.execs(sandbox.id)) == 1, "the one that was ready"
+
+
+async def test_an_interpreter_that_is_slow_to_start_keeps_nobody_waiting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any) -> None:
+        begun.set()
+        await go.wait()
+        await start_ahead(*args)
+
+    monkeypatch.setattr(pool, "start_ahead", slow)
+    settings = {"pool_min": 1, "pool_templates": ("warm",), "max_launches": 1}
+    async with serving(folder, catalog=with_context(), **settings) as service:
+        await begun.wait()
+        assert service.pool().launching == 0 and service.pool().shelves[0].launching == 1
+        async with asyncio.timeout(10):
+            made = await service.create(CreateRequest(template="warm"))
+        assert made.started is Started.COLD
+        go.set()
+        await filled(service, 1)
+        assert (await service.create(CreateRequest(template="warm"))).started is Started.WARM
 
 
 async def test_who_brings_variables_gets_an_interpreter_that_has_them(folder: Path) -> None:

@@ -169,6 +169,10 @@ ROUTES: dict[str, dict[str, KeyScope | None]] = {
     "/execute": {"POST": RUN},
     "/upload": {"POST": RUN},
     "/cleanup": {"POST": RUN},
+    "/api/playground/container": {"GET": READ, "POST": RUN, "DELETE": RUN},
+    "/api/playground/sync": {"POST": RUN},
+    "/api/playground/install": {"POST": RUN},
+    "/api/playground/execute": {"POST": RUN},
     # A WebSocket goes both ways: who may only look has nothing to say in it.
     "/terminal/{id}": {"WEBSOCKET": RUN},
     "/sandbox/{id}/stream": {"WEBSOCKET": RUN},

@@ -31,6 +31,7 @@ from capsule.edge.rest_agents import agent_routes
 from capsule.edge.rest_contexts import context_routes
 from capsule.edge.rest_files import file_routes
 from capsule.edge.rest_keys import key_routes
+from capsule.edge.rest_playground import playground_routes
 from capsule.edge.rest_registry import registry_routes
 from capsule.edge.rest_sessions import session_routes
 from capsule.edge.rest_snapshots import snapshot_routes
@@ -108,6 +109,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: Session
         key_routes(verbs.keys, types),
         webhook_routes(verbs.webhooks, types),
         agent_routes(verbs.agents, types),
+        playground_routes(verbs.playground, types),
         session_routes(sessions, types),
         registry_routes(sessions, types),
         server_routes(verbs, types, version),

@@ -21,6 +21,7 @@ from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
 from capsule.edge.keys import KeyVerbs
 from capsule.edge.observed import Observed
+from capsule.edge.playground import PlaygroundVerbs
 from capsule.edge.snapshot_verbs import SnapshotVerbs
 from capsule.edge.template_verbs import TemplateVerbs
 from capsule.edge.volume_verbs import VolumeVerbs
@@ -58,6 +59,7 @@ class Verbs:
         self.webhooks = WebhookVerbs(webhooks, gate)
         self.agents = AgentVerbs(config, service, gate)
         self.keys = KeyVerbs(service)
+        self.playground = PlaygroundVerbs(config, service, gate)
 
     async def create(self, caller: Caller, p: s.Create) -> v.SandboxView:
         return v.SandboxView.of(await self._create(caller, p))

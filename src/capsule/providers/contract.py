@@ -212,6 +212,9 @@ class Layered(Protocol):
         """What is different between two stacks of layers, by path. Looks at no more than the
         folders that the layers have in which they differ. At most so many."""
 
+    async def settle(self, layers: Sequence[str]) -> None:
+        """On return a crash of the machine loses nothing of them."""
+
     async def kept(self) -> Sequence[str]:
         """Every layer of this server."""
 
@@ -267,8 +270,8 @@ class Volumed(Protocol):
     (`SandboxSpec.volumes`). In `features`: "volume"."""
 
     async def make_volume(self, id: str, *, size: int | None = None) -> None:
-        """`size`: the most bytes that it holds. Only asked of a provider with "volume_size" in its
-        `features`.
+        """On return it outlives a crash of the machine. `size`: the most bytes that it holds; only
+        asked of a provider with "volume_size" in its `features`.
 
         Raises NotSupportedError, NoSpaceError, UnavailableError; then nothing is left of it.
         """

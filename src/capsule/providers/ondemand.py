@@ -103,6 +103,9 @@ class OnDemand(Provider):
         await self._mark_used()
         return await inner.write_layer(layer, pieces, most_bytes=most_bytes)
 
+    async def settle(self, layers: Sequence[str]) -> None:
+        await (await self._layered()).settle(layers)
+
     async def kept(self) -> Sequence[str]:
         inner = await self._opened() if await self._was_used() else None
         return await inner.kept() if isinstance(inner, Layered) else ()

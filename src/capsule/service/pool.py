@@ -330,12 +330,14 @@ class Pool:
         deadline = asyncio.get_running_loop().time() + LAUNCH_BUDGET
         try:
             box = await self._launch(wish, new_id(), place, deadline)
-            await self._warm(shelf.spec.template, box)
+            if shelf.spec.template.warm_context:
+                place.leave()  # an interpreter starts in a box that is up: nobody waits for that
+                await self._warm(shelf.spec.template, box)
         except CapsuleError as error:
             shelf.failed(self._clock.monotonic())
             log.warning("pool not filled", template=shelf.kind.template, reason=error.message)
         else:
-            self._put(shelf, box)  # before the place is free: who waits longest gets the box
+            self._put(shelf, box)  # mostly before the place is free: who waits longest gets the box
         finally:
             shelf.launching -= 1
             self._stocking -= 1
@@ -344,8 +346,6 @@ class Pool:
 
     async def _warm(self, template: Template, box: Box) -> None:
         """Start the interpreter that its template wants. A box without it is a box all the same."""
-        if not template.warm_context:
-            return
         try:
             record = default_record(
                 template, template.warm_context, template.warm_imports, self._clock.now()

@@ -31,6 +31,7 @@ from capsule.service import validate
 from capsule.service.admission import new_id
 from capsule.service.caller import DEFAULT_TENANT, named
 from capsule.service.entry import Entry
+from capsule.service.keepsakes import Keepsakes
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
 from capsule.service.template_names import shown
 from capsule.service.values import CreateRequest, Sandbox, Snapshot, VolumeWish
@@ -47,13 +48,24 @@ class Snapshots:
         self._parts = parts
         self._sandboxes = sandboxes
         self._known: dict[str, Snapshot] = {}  # by whose they are, and their names
+        self._keepsakes = Keepsakes(parts.config.data_dir / "kept" / KIND, Snapshot)
+        self._unsure = False  # there may be snapshots that nobody knows
         self._names: set[str] = set()  # being made
         self._held: Counter[str] = Counter()  # layers in use that no record may have
 
     async def open(self) -> None:
         """After the sandboxes were adopted: what nobody has is dropped."""
-        for snapshot in await self._parts.store.load_kept(KIND, Snapshot):
-            self._known[named(snapshot.tenant, snapshot.name)] = snapshot
+        found = await self._keepsakes.load()
+        self._unsure = found.unreadable > 0
+        recorded = {_key(s): s for s in await self._parts.store.load_kept(KIND, Snapshot)}
+        kept = {_key(snapshot): snapshot for snapshot in found.kept}
+        self._known = {**recorded, **kept}
+        for key, snapshot in kept.items():
+            if recorded.get(key) != snapshot:
+                log.warning("snapshot without its record taken up again", snapshot=key)
+                await self._note(snapshot)
+        for key in recorded.keys() - kept.keys():
+            await self._keepsakes.keep(key, key, recorded[key])
         await self.sweep()
 
     def find(self, name: str, tenant: str = DEFAULT_TENANT) -> Snapshot:
@@ -96,9 +108,20 @@ class Snapshots:
         return made
 
     async def keep(self, made: Snapshot) -> None:
-        key = named(made.tenant, made.name)
-        await self._parts.store.save_kept(KIND, key, made.created, made)
+        """On return it outlives a crash of the machine."""
+        key = _key(made)
+        await self.layered(made.provider).settle([layer.id for layer in made.layers])
+        await self._keepsakes.keep(key, key, made)
+        try:
+            await self._note(made)
+        except BaseException:
+            forget = self._keepsakes.forget(key)
+            await finish(forget, f"snapshot {key}", budget=DESTROY_BUDGET)
+            raise
         self._known[key] = made
+
+    async def _note(self, made: Snapshot) -> None:
+        await self._parts.store.save_kept(KIND, _key(made), made.created, made)
 
     @contextmanager
     def claim(self, tenant: str, name: str) -> Iterator[None]:
@@ -115,8 +138,15 @@ class Snapshots:
 
     async def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
         """Sandboxes that started from it go on; its layers go with the last of them."""
-        key = named(tenant, self.find(name, tenant).name)
-        await self._parts.store.remove_kept(KIND, key)
+        snapshot = self.find(name, tenant)
+        key = _key(snapshot)
+        await self._keepsakes.forget(key)
+        try:
+            await self._parts.store.remove_kept(KIND, key)
+        except BaseException:
+            again = self._keepsakes.keep(key, key, snapshot)
+            await finish(again, f"snapshot {key}", budget=DESTROY_BUDGET)
+            raise
         self._known.pop(key, None)
         await self.sweep()
 
@@ -221,6 +251,8 @@ class Snapshots:
 
     async def sweep(self) -> None:
         """Drop the layers that nobody has."""
+        if self._unsure:
+            return
         for provider in self._parts.providers.values():
             if not isinstance(provider, Layered):
                 continue
@@ -230,6 +262,10 @@ class Snapshots:
                         await provider.drop(layer)
             except CapsuleError as error:
                 log.warning("layers not removed yet", reason=error.message)
+
+
+def _key(snapshot: Snapshot) -> str:
+    return named(snapshot.tenant, snapshot.name)
 
 
 def _explained(entry: Entry, error: CapsuleError) -> CapsuleError:

@@ -1,7 +1,8 @@
 """Volumes: named folders that outlive sandboxes, and that several of them may have at once.
 
-A record is made before its folder and removed before it; a folder without a record is removed at
-the start. One that a sandbox has, running or paused, is not deleted.
+What is in a volume is its owner's: it goes when somebody deletes it, and for no other reason. One
+without a record is taken up again at the start, by the file that was kept beside it (`keepsakes`).
+One that a sandbox has, running or paused, is not deleted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from capsule.providers.contract import Volumed
 from capsule.service import validate
 from capsule.service.admission import Admission, new_id
 from capsule.service.caller import DEFAULT_TENANT, named
+from capsule.service.keepsakes import Keepsakes
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
 from capsule.service.values import Volume, VolumeWish
 from capsule.settings import brief
@@ -42,19 +44,48 @@ class Volumes:
         self._parts = parts
         self._sandboxes = sandboxes
         self._known: dict[str, Volume] = {}  # by whose they are, and their names
+        self._keepsakes = Keepsakes(parts.config.data_dir / "kept" / KIND, Volume)
         self._busy: set[str] = set()  # being made or removed
 
     async def open(self) -> None:
-        for volume in await self._parts.store.load_kept(KIND, Volume):
-            self._known[named(volume.tenant, volume.name)] = volume
-        ids = {volume.id for volume in self._known.values()}
-        for provider in self._parts.providers.values():
+        found = await self._keepsakes.load()
+        over = {volume.id: volume for volume in found.unfinished}
+        recorded = {_key(v): v for v in await self._parts.store.load_kept(KIND, Volume)}
+        for key in [key for key, volume in recorded.items() if volume.id in over]:
+            await self._parts.store.remove_kept(KIND, key)
+            del recorded[key]
+        kept = {_key(volume): volume for volume in found.kept}
+        self._known = {**recorded, **kept}
+        for key, volume in kept.items():
+            if recorded.get(key) != volume:
+                log.warning("volume without its record taken up again", volume=key)
+                await self._note(volume)
+        for key in recorded.keys() - kept.keys():
+            await self._keepsakes.keep(key, recorded[key].id, recorded[key])
+        for name, provider in self._parts.providers.items():
             if isinstance(provider, Volumed):
                 try:
-                    for id in set(await provider.volumes()) - ids:
-                        await provider.drop_volume(id)
+                    await self._tidy(name, provider, over)
                 except CapsuleError as error:
-                    log.warning("volumes not removed yet", reason=error.message)
+                    log.warning("volumes not looked at", provider=name, reason=error.message)
+
+    async def _tidy(self, name: str, provider: Volumed, over: Mapping[str, Volume]) -> None:
+        """Remove what was half made or half removed. What nobody knows is kept: it is somebody's,
+        and may not be shown to others."""
+        ids = {volume.id for volume in self._known.values()}
+        for id in sorted(set(await provider.volumes()) - ids - over.keys()):
+            log.warning(
+                "a volume has neither a record nor a file",
+                volume_id=id,
+                provider=name,
+                hint="write its file into data_dir/kept/volume, or remove it from data_dir/volumes",
+            )
+        for volume in [each for each in over.values() if each.provider == name]:
+            await provider.drop_volume(volume.id)
+            await self._keepsakes.finish(volume.id)
+
+    async def _note(self, volume: Volume) -> None:
+        await self._parts.store.save_kept(KIND, _key(volume), volume.created, volume)
 
     def list(self, tenant: str = DEFAULT_TENANT) -> list[Volume]:
         """Oldest first."""
@@ -107,13 +138,13 @@ class Volumes:
         made = Volume(name, new_id(), of, now, labels, size, tenant)
         self._busy.add(key)
         try:
-            await self._parts.store.save_kept(KIND, key, made.created, made)
+            await self._keepsakes.begin(key, made.id, made)
             await maker.make_volume(made.id, size=size)
+            await self._keepsakes.keep(key, made.id, made)
+            await self._note(made)
             self._known[key] = made
         except BaseException:
-            forget = self._parts.store.remove_kept(KIND, key)
-            await finish(forget, f"volume {name}", budget=DESTROY_BUDGET)
-            await finish(maker.drop_volume(made.id), f"volume {name}", budget=DESTROY_BUDGET)
+            await finish(self._undo(maker, made), f"volume {key}", budget=DESTROY_BUDGET)
             raise
         finally:
             self._busy.discard(key)
@@ -131,11 +162,24 @@ class Volumes:
             )
         self._busy.add(key)
         try:
-            await self._parts.store.remove_kept(KIND, key)
+            await self._keepsakes.begin(key, volume.id, volume)
+            try:
+                await self._parts.store.remove_kept(KIND, key)
+            except BaseException:
+                again = self._keepsakes.keep(key, volume.id, volume)
+                await finish(again, f"volume {key}", budget=DESTROY_BUDGET)
+                raise
             del self._known[key]
             await self._volumed(volume.provider).drop_volume(volume.id)
+            await self._keepsakes.finish(volume.id)
         finally:
             self._busy.discard(key)
+
+    async def _undo(self, maker: Volumed, made: Volume) -> None:
+        await maker.drop_volume(made.id)
+        await self._keepsakes.forget(_key(made))
+        await self._keepsakes.finish(made.id)
+        await self._parts.store.remove_kept(KIND, _key(made))
 
     def _users(self, volume: Volume) -> Sequence[str]:
         entries = self._sandboxes.entries.values()
@@ -171,6 +215,10 @@ class Volumes:
                 hint="GET /v1/capabilities lists the features of each provider",
             )
         return provider
+
+
+def _key(volume: Volume) -> str:
+    return named(volume.tenant, volume.name)
 
 
 def _check_path(path: str) -> None:

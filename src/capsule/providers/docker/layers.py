@@ -92,6 +92,9 @@ class ContainerLayers:
     ) -> Saved:
         return await self._layers.take_in(id, pieces, most_bytes=most_bytes)
 
+    async def settle(self) -> None:
+        await self._layers.settle()
+
     async def kept(self) -> Sequence[str]:
         with host_errors("layers cannot be listed"):
             return await asyncio.to_thread(self._layers.ids)

@@ -320,6 +320,9 @@ class DockerProvider(Provider):
     async def drop_volume(self, id: str) -> None:
         await self._ready().volumes.drop(id)
 
+    async def settle(self, layers: Sequence[str]) -> None:
+        await self._layers.settle()
+
     async def kept(self) -> Sequence[str]:
         return await self._layers.kept()
 

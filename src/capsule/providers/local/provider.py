@@ -219,6 +219,9 @@ class LocalProvider(Provider):
         self._require_layers(engine)
         return await engine.layers.take_in(layer, pieces, most_bytes=most_bytes)
 
+    async def settle(self, layers: Sequence[str]) -> None:
+        await self._ready().layers.settle()
+
     async def kept(self) -> Sequence[str]:
         with host_errors("layers cannot be listed"):
             return await asyncio.to_thread(self._ready().layers.ids)

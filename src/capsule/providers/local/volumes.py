@@ -16,6 +16,7 @@ from typing import NamedTuple
 from capsule.errors import InvalidError, NotFoundError
 from capsule.providers.local.disk import format_volume
 from capsule.providers.local.removal import remove_tree
+from capsule.providers.local.settled import sync_entry
 
 _SIZED = ".disk"
 _TOP = "data"  # in the image, beside its lost+found
@@ -58,6 +59,7 @@ class Volumes:
         if size is None:
             self._make_folder(draft)
             os.rename(draft, self._path(id))
+            sync_entry(self._path(id))
             return
         os.mkdir(draft, 0o711)
         try:
@@ -67,7 +69,9 @@ class Volumes:
             self._make_folder(content / _TOP)
             format_volume(self._mkfs, draft / f"{id}.img", size, content=content)
             remove_tree(content)
+            sync_entry(draft / f"{id}.img")
             os.rename(draft, self._path(id + _SIZED))
+            sync_entry(self._path(id + _SIZED))
         except BaseException:
             remove_tree(draft)
             raise
