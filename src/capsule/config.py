@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from capsule.config_checks import (
     API_KEY_MIN,
-    JWT_SECRET_MIN,
     RUN_DIR_MAX,
     check_together,
     default_dirs,
@@ -27,7 +26,7 @@ from capsule.errors import ForbiddenError
 from capsule.model import GIB, MIB, Isolation, Limits
 from capsule.settings import about, check, unknown
 from capsule.sources import PREFIX, read_env, read_file
-from capsule.storage_settings import StorageSettings
+from capsule.tenant_settings import TenantSettings
 
 _DAY = 86400.0
 _YEARS = 3650 * _DAY
@@ -66,7 +65,7 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
-class Config(StorageSettings):
+class Config(TenantSettings):
     host: str = field(
         default="127.0.0.1",
         metadata=about("text", "address to listen on; beyond loopback keys are needed"),
@@ -83,51 +82,6 @@ class Config(StorageSettings):
             "none: no key is asked for",
             secret=True,
         ),
-    )
-    jwt_secret: str | None = field(
-        default=None,
-        metadata=about(
-            "text",
-            f"secret of {JWT_SECRET_MIN} characters or more that JSON Web Tokens are signed with "
-            "(HS256); see docs/authentication.md",
-            optional=True,
-            secret=True,
-        ),
-    )
-    jwt_public_key: Path | None = field(
-        default=None,
-        metadata=about(
-            "path",
-            "PEM file with the public key of who signs tokens: RSA (RS256) or P-256 (ES256)",
-            optional=True,
-        ),
-    )
-    jwt_jwks_url: str | None = field(
-        default=None,
-        metadata=about(
-            "text", "where the issuer of tokens publishes its keys, as JWKS", optional=True
-        ),
-    )
-    jwt_issuer: str | None = field(
-        default=None,
-        metadata=about("text", "what a token's `iss` must be; unset: anything", optional=True),
-    )
-    jwt_audience: str | None = field(
-        default=None,
-        metadata=about(
-            "text", "what a token's `aud` must name; unset: it must have none", optional=True
-        ),
-    )
-    jwt_tenant_claim: str = field(
-        default="tenant", metadata=about("text", "claim of a token that names the tenant")
-    )
-    jwt_scopes_claim: str = field(
-        default="scope",
-        metadata=about("text", "claim of a token with its scopes: a text with spaces, or a list"),
-    )
-    jwt_leeway: float = field(
-        default=30.0,
-        metadata=about("seconds", "how far the issuer's clock may be off", low=0.0, high=3600.0),
     )
     allowed_hosts: tuple[str, ...] = field(
         default=(),
@@ -451,7 +405,7 @@ def load_config(
 def settings() -> list[Setting]:
     """Every setting, for the reference and the test that compares it with this."""
     found: list[Setting] = []
-    inherited = StorageSettings.__dataclass_fields__  # told last
+    inherited = TenantSettings.__dataclass_fields__  # told last
     for f in sorted(fields(Config), key=lambda f: f.name in inherited):
         env, help = PREFIX + f.name.upper(), f.metadata["help"]
         if f.metadata["kind"] == "limits":

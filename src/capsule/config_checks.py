@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capsule.errors import InvalidError
+from capsule.settings import brief
 
 if TYPE_CHECKING:
     from capsule.config import Config
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 RUN_DIR_MAX = 70
 API_KEY_MIN = 16
 JWT_SECRET_MIN = 32
+_RATE = re.compile(r"[1-9][0-9]{0,6}/(second|minute|hour|day)", re.ASCII)
 
 
 def is_loopback(host: str) -> bool:
@@ -74,9 +77,29 @@ def check_together(config: Config) -> None:
             hint="it begins with https://",
             field="jwt_jwks_url",
         )
+    _check_rates(config)
     if config.isolation and config.isolation.weaker_than(config.min_isolation):
         raise InvalidError(
             f"setting isolation: {config.isolation} is below min_isolation, "
             f"which is {config.min_isolation}",
             field="isolation",
         )
+
+
+def _check_rates(config: Config) -> None:
+    for name in ("rate_limit_key", "rate_limit_address"):
+        rate = getattr(config, name)
+        if rate is not None and not _RATE.fullmatch(rate):
+            raise InvalidError(
+                f"setting {name}: {brief(rate)} is no rate",
+                hint="write it like 600/minute; second, minute, hour or day",
+                field=name,
+            )
+    for proxy in config.trusted_proxies:
+        try:
+            ipaddress.ip_network(proxy, strict=False)
+        except ValueError:
+            raise InvalidError(
+                f"setting trusted_proxies: {brief(proxy)} is no address and no network",
+                field="trusted_proxies",
+            ) from None

@@ -27,6 +27,7 @@ HEIGHT = {
     "template_file": 1,
     "config": 1,
     "config_checks": 1,
+    "tenant_settings": 1,
     "link": 2,
     "kernels": 2,
     "profiles": 2,

@@ -162,13 +162,22 @@ def test_every_setting_is_described() -> None:
     assert len(found) == len(settings())
 
 
+SPECIAL = {
+    "jwt_secret": "x" * 32,
+    "jwt_jwks_url": "https://x",
+    "rate_limit_key": "5/second",
+    "rate_limit_address": "5/second",
+    "trusted_proxies": "10.0.0.0/8",
+}
+
+
 def test_every_setting_can_be_set_by_its_variable() -> None:
     values = {"list": KEY, "path": "/tmp/x", "text": "x", "bytes": "64MiB", "seconds": "900"}
     for setting in settings():
         choice = setting.type.rpartition("| ")[2]
         number = "64" if setting.type in ("integer", "number") else choice
         value = values.get(setting.type, number)
-        value = {"jwt_secret": "x" * 32, "jwt_jwks_url": "https://x"}.get(setting.name, value)
+        value = SPECIAL.get(setting.name, value)
         env = {setting.env: value}
         config = load_config(env)
         owner, _, limit = setting.name.partition(".")

@@ -12,6 +12,7 @@ request.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,9 +20,11 @@ from functools import lru_cache
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from capsule.config import Config, is_loopback
+from capsule.edge.addresses import Addresses
 from capsule.edge.body import Meter, finishing
 from capsule.edge.errors import send_error
-from capsule.edge.identity import CALLER, Identity
+from capsule.edge.identity import ADDRESS, CALLER, Identity
+from capsule.edge.rates import CHARGE, Rates, Told, TooOftenError
 from capsule.errors import CapsuleError, ForbiddenError, InvalidError
 from capsule.model import MIB
 from capsule.service.caller import Caller
@@ -114,22 +117,50 @@ class KeyGuard:
     """Who asks goes into the scope, for whoever answers: see `identity.caller_of`."""
 
     def __init__(
-        self, app: ASGIApp, identity: Identity, *, public: frozenset[str] = PUBLIC
+        self,
+        app: ASGIApp,
+        identity: Identity,
+        config: Config,
+        *,
+        public: frozenset[str] = PUBLIC,
     ) -> None:
         self._app = app
         self._identity = identity
         self._public = public
+        self._addresses = Addresses(config.trusted_proxies)
+        self._rates = Rates(config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ADDRESS] = self._addresses.of(scope)
+        if self._rates and scope["path"] != "/health":
+            send = told = Told(send)
+        else:
+            told = None
+        try:
+            await self._admit(scope, told)
+        except CapsuleError as error:
+            if told is not None and isinstance(error, TooOftenError):
+                told.note(error.window)
+            await send_error(scope, receive, send, error)
+            return
+        await self._app(scope, receive, send)
+
+    async def _admit(self, scope: Scope, told: Told | None) -> None:
+        """The address is counted first: who guesses keys is held up too."""
+        if told is not None:
+            told.note(self._rates.take_address(scope[ADDRESS]))
         if scope["path"] in self._public:
             scope[CALLER] = NOBODY
-        else:
-            try:
-                scope[CALLER] = await self._identity.caller(scope)
-            except CapsuleError as error:
-                await send_error(scope, receive, send, error)
-                return
-        await self._app(scope, receive, send)
+            return
+        caller = scope[CALLER] = await self._identity.caller(scope)
+        if told is not None:
+            told.note(self._rates.take_key(caller))
+            scope[CHARGE] = functools.partial(self._charge, caller, scope[ADDRESS])
+
+    def _charge(self, caller: Caller, address: str, count: int) -> None:
+        if count > 0:
+            self._rates.take_address(address, count)
+            self._rates.take_key(caller, count)
 
 
 def _check_fetch_site(scope: Scope, headers: dict[bytes, bytes]) -> None:

@@ -28,6 +28,7 @@ from capsule.service.keys import Keys
 KEY_PROTOCOL = "capsule.key."
 AS_TENANT = b"x-capsule-tenant"
 CALLER = "capsule.caller"
+ADDRESS = "capsule.address"
 _MAX_KEY = 8192  # a token may have a few thousand characters
 _HINT = "send the header 'Authorization: Bearer KEY'"
 

@@ -30,6 +30,7 @@ from capsule.edge.errors import (
 )
 from capsule.edge.identity import caller_of
 from capsule.edge.presence import client
+from capsule.edge.rates import CHARGE, Charge, nothing
 from capsule.edge.scopes import METHODS, method_scope
 from capsule.edge.shapes import malformed, parse
 from capsule.errors import CapsuleError, InvalidError
@@ -129,26 +130,29 @@ class Rpc:
         require_json(scope)
         body = await read_body(receive)
         client.set(receive)
-        answer, headers = await self.answer(body, caller_of(scope))
+        charge: Charge = scope.get(CHARGE, nothing)
+        answer, headers = await self.answer(body, caller_of(scope), charge)
         status = 200 if answer else 204
         if answer:
             headers = [*JSON_HEADERS, (b"content-length", b"%d" % len(answer)), *headers]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
-    async def answer(self, body: bytes, caller: Caller) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    async def answer(
+        self, body: bytes, caller: Caller, charge: Charge = nothing
+    ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """The response's body (empty: nothing but notifications) and extra headers. Never
         raises.
         """
         if body.lstrip()[:1] == b"[":
-            return await self._answer_batch(body, caller), []
+            return await self._answer_batch(body, caller, charge), []
         call = self._understand(body)
         result, error = await self._carry_out(call, caller)
         wait = retry_after(error) if error else None
         headers = [(b"retry-after", wait)] if wait else []
         return _envelope(call.id, result, error), headers
 
-    async def _answer_batch(self, body: bytes, caller: Caller) -> bytes:
+    async def _answer_batch(self, body: bytes, caller: Caller, charge: Charge) -> bytes:
         try:
             entries = _BATCH.decode(body)
         except (ValueError, RecursionError) as error:
@@ -156,6 +160,10 @@ class Rpc:
         if not 1 <= len(entries) <= MAX_BATCH:
             cause = InvalidError(f"batch: {len(entries)} calls, must be 1 to {MAX_BATCH}")
             return _envelope(None, None, invalid_request(cause))
+        try:
+            charge(len(entries) - 1)  # the request itself has been counted
+        except CapsuleError as error:
+            return _envelope(None, None, error)
         calls = [self._understand(entry) for entry in entries]
         answers = [answer for answer in await self._run_all(calls, caller) if answer]
         return b"[" + b",".join(answers) + b"]" if answers else b""

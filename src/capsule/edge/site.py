@@ -48,6 +48,7 @@ from capsule.service import Service
 from capsule.sessions.sessions import Sessions
 from capsule.webhooks.hooks import Webhooks
 
+RATE_HEADERS = ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]
 DESCRIPTION = "Run untrusted code in sandboxes."
 GUIDE = """\
 curl -X POST localhost:8080/v1/sandboxes
@@ -81,7 +82,7 @@ def build_site(
     public = PUBLIC | {metrics.PATH} if config.metrics == "anyone" else PUBLIC
     protect(web, service.own, public)
     identity = Identity(config, service.keys)
-    site: ASGIApp = KeyGuard(answering(route), identity, public=public)
+    site: ASGIApp = KeyGuard(answering(route), identity, config, public=public)
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))
@@ -183,6 +184,6 @@ def with_cors(app: ASGIApp, config: Config) -> ASGIApp:
         allow_origins=config.allowed_origins,
         allow_methods=METHODS,
         allow_headers=["*"],
-        expose_headers=["Content-Range", "ETag", "Retry-After"],
+        expose_headers=["Content-Range", "ETag", "Retry-After", *RATE_HEADERS],
         max_age=600,
     )

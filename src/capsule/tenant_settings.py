@@ -1,0 +1,80 @@
+"""Settings of who may ask, how often, and how much each may use. Part of `Config`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from capsule.config_checks import JWT_SECRET_MIN
+from capsule.settings import about
+from capsule.storage_settings import StorageSettings
+
+_RATE = ", such as 600/minute (second, minute, hour or day); unset: no limit"
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class TenantSettings(StorageSettings):
+    jwt_secret: str | None = field(
+        default=None,
+        metadata=about(
+            "text",
+            f"secret of {JWT_SECRET_MIN} characters or more that JSON Web Tokens are signed with "
+            "(HS256); see docs/authentication.md",
+            optional=True,
+            secret=True,
+        ),
+    )
+    jwt_public_key: Path | None = field(
+        default=None,
+        metadata=about(
+            "path",
+            "PEM file with the public key of who signs tokens: RSA (RS256) or P-256 (ES256)",
+            optional=True,
+        ),
+    )
+    jwt_jwks_url: str | None = field(
+        default=None,
+        metadata=about(
+            "text", "where the issuer of tokens publishes its keys, as JWKS", optional=True
+        ),
+    )
+    jwt_issuer: str | None = field(
+        default=None,
+        metadata=about("text", "what a token's `iss` must be; unset: anything", optional=True),
+    )
+    jwt_audience: str | None = field(
+        default=None,
+        metadata=about(
+            "text", "what a token's `aud` must name; unset: it must have none", optional=True
+        ),
+    )
+    jwt_tenant_claim: str = field(
+        default="tenant", metadata=about("text", "claim of a token that names the tenant")
+    )
+    jwt_scopes_claim: str = field(
+        default="scope",
+        metadata=about("text", "claim of a token with its scopes: a text with spaces, or a list"),
+    )
+    jwt_leeway: float = field(
+        default=30.0,
+        metadata=about("seconds", "how far the issuer's clock may be off", low=0.0, high=3600.0),
+    )
+    rate_limit_key: str | None = field(
+        default=None, metadata=about("text", f"requests with one key{_RATE}", optional=True)
+    )
+    rate_limit_address: str | None = field(
+        default=None,
+        metadata=about(
+            "text",
+            f"requests from one address, of IPv6 from one /64, keys or not{_RATE}",
+            optional=True,
+        ),
+    )
+    trusted_proxies: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            "list",
+            "addresses or networks of proxies whose X-Forwarded-For is believed, such as "
+            "127.0.0.1 or 10.0.0.0/8",
+        ),
+    )
