@@ -189,6 +189,15 @@ async def test_files_that_a_program_leaves_are_artifacts(session: Session) -> No
     assert listed == 2
     content = await session.http.get(artifact["url"])
     assert content.content == b"a,b", "what it was then"
+    for wanted, status, part in (
+        ("bytes=1-1", 206, b","),
+        ("bytes=-1", 206, b"b"),
+        ("x", 200, b"a,b"),
+    ):
+        got = await session.http.get(artifact["url"], headers={"range": wanted})
+        assert (got.status_code, got.content) == (status, part)
+    none = await session.http.get(artifact["url"], headers={"range": "bytes=9-"})
+    assert none.status_code == 416 and none.headers["content-range"] == "bytes */3"
 
 
 async def test_pictures_that_results_carry_are_artifacts(session: Session) -> None:

@@ -26,6 +26,8 @@ EXAMPLES = {
     "notebook": "13.6\n<3 rows> <table><tr><td>Rome</td>",
     "judge": "ada: correct\nbob: wrong answer\neve: too slow\nmallory: ",
     "fork": "selection ",
+    "session": "tools: run_python, run_command, read_file, write_file, list_files\n"
+    "write_file ok\nrun_python ok\nrun_python ok 7\nrun_python ok 1\ntotal.txt 7\n",
     "undo": "0 as it began\n1 /bin/bash -c mkdir report",
 }
 

@@ -32,7 +32,7 @@ from starlette.responses import Response
 from capsule.edge import session_shapes as ss
 from capsule.edge import session_views as sv
 from capsule.edge.body import read_json
-from capsule.edge.download import INERT, Download, is_known
+from capsule.edge.download import INERT, Download, Part, is_known, parse_range
 from capsule.edge.identity import caller_of
 from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.session_verbs import SessionVerbs
@@ -182,19 +182,43 @@ def _left(router: APIRouter, verbs: SessionVerbs, types: Described) -> None:
 
     @router.get("/sessions/{session_id}/artifacts/{artifact_id}", **describe(types, raw=OCTETS))
     async def artifact(session_id: str, artifact_id: str, request: Request) -> Response:
-        """The content of one, as a download that no browser shows as a page of ours."""
+        """The content of one, or the part that Range asks for, as a download that no browser shows
+        as a page of ours.
+        """
         found, file = await verbs.artifact(tenant_of(request), session_id, artifact_id)
-        headers = artifact_headers(found)
-        if is_known(request.headers.get("if-none-match", ""), headers["etag"]):
-            await asyncio.to_thread(file.close)
-            return Response(status_code=304, headers={"etag": headers["etag"]})
         stack = contextlib.AsyncExitStack()
         stack.push_async_callback(asyncio.to_thread, file.close)
-        return Download(_content(file), headers, held=stack)
+        answer = _download(found, file, request, stack)
+        if not isinstance(answer, Download):
+            await stack.aclose()
+        return answer
 
 
-async def _content(file: BinaryIO) -> AsyncGenerator[bytes, None]:
-    while piece := await asyncio.to_thread(file.read, PIECE):
+def _download(
+    artifact: Artifact, file: BinaryIO, request: Request, stack: contextlib.AsyncExitStack
+) -> Response:
+    headers = artifact_headers(artifact)
+    tag = headers["etag"]
+    if is_known(request.headers.get("if-none-match", ""), tag):
+        return Response(status_code=304, headers={"etag": tag})
+    part = None
+    if request.headers.get("if-range", tag) == tag:
+        part = parse_range(request.headers.get("range", ""), artifact.size)
+    if part is None:
+        return Download(_content(file, Part(0, artifact.size)), headers, held=stack)
+    if part.length <= 0:
+        return Response(status_code=416, headers={"content-range": f"bytes */{artifact.size}"})
+    end = part.start + part.length - 1
+    headers["content-range"] = f"bytes {part.start}-{end}/{artifact.size}"
+    headers["content-length"] = str(part.length)
+    return Download(_content(file, part), headers, held=stack, status=206)
+
+
+async def _content(file: BinaryIO, part: Part) -> AsyncGenerator[bytes, None]:
+    await asyncio.to_thread(file.seek, part.start)
+    left = part.length
+    while left and (piece := await asyncio.to_thread(file.read, min(PIECE, left))):
+        left -= len(piece)
         yield piece
 
 
@@ -205,6 +229,7 @@ def artifact_headers(artifact: Artifact) -> dict[str, str]:
         "content-length": str(artifact.size),
         "content-disposition": disposition(artifact.name),
         "etag": f'"{artifact.sha256}"',
+        "accept-ranges": "bytes",
         "cache-control": "private, max-age=0",
     }
 

@@ -52,6 +52,7 @@ log = structlog.get_logger(__name__)
 SWEEP_EVERY = 1.0
 TIDY_EVERY = 3600.0
 RETRY = 60.0
+CLOSES_AT_ONCE = 8
 MAX_READ = 4 * 1024 * 1024
 MAX_LOG = 8 * 1024 * 1024  # bytes of text at a time
 SHARE = 4  # one session may have this part of the storage
@@ -109,8 +110,7 @@ class Sessions:
         await self._tasks.aclose()
         await self._executions.aclose()
         if self._config.drain == "delete" and self._lock is not None:
-            for session in await self._ledger.list(phase=Phase.OPEN):
-                await self._try_close(session, "the server stopped")
+            await self._close_all("the server stopped")
         await self._ledger.aclose()
         if self._lock is not None:
             self._lock.close()
@@ -339,6 +339,15 @@ class Sessions:
             waits = self._retry.get(session.uid, 0.0) > turn
             if not waits and not self._executions.busy(session):
                 await self._try_close(session, "it was not used")
+
+    async def _close_all(self, reason: str) -> None:
+        some = asyncio.Semaphore(CLOSES_AT_ONCE)
+
+        async def close(session: Session) -> None:
+            async with some:
+                await self._try_close(session, reason)
+
+        await asyncio.gather(*map(close, await self._ledger.list(phase=Phase.OPEN)))
 
     async def _try_close(self, session: Session, reason: str) -> None:
         try:
