@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from capsule.orchestrator import UnifiedManager
 from tests.support.engine import EngineApi
 from tests.support.images import Images
 from tests.support.servers import real_server
@@ -46,3 +50,17 @@ def test_a_session_in_a_container_is_kept_and_opened_again(
             assert opened["provider"] == "docker", opened
             assert execute("open('artifacts/a.txt').read()")["results"][0]["text"] == "'left'"
             assert http.delete("/api/sessions/s", params={"purge": "true"}).status_code == 200
+
+
+def test_the_manager_has_the_same_methods_for_containers(engine: EngineApi, images: Images) -> None:
+    home = Path(tempfile.mkdtemp(prefix="co-", dir="/tmp"))
+    home.chmod(0o711)
+    own = {"docker_host": engine.url, "docker_pull": "never", "docker_image": images.python}
+    try:
+        with UnifiedManager(home / "s", home / "r", drain="delete", **own) as manager:
+            made = manager.start_sandbox("s", "python:latest", provider="docker")
+            assert made["provider"] == "docker"
+            assert manager.execute_code("s", "print('hi')")["stdout"] == "hi\n"
+            assert manager.stop_sandbox("s", made["sandbox_id"])["deleted"] is True
+    finally:
+        shutil.rmtree(home, ignore_errors=True)

@@ -101,8 +101,7 @@ class Sessions:
         await self._executions.open()
         for session in await self._ledger.list(phase=Phase.OPENING):
             await self._life.recover(session)
-        known = await self._ledger.list()
-        await self._kept.sweep({each.kept.name for each in known if each.kept})
+        await self._kept.sweep(await self._ledger.list())
         self._tasks.spawn(self._sweep_forever(), "sweep sessions")
 
     async def aclose(self) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -94,9 +95,17 @@ class Workspaces:
         except (CapsuleError, OSError) as error:
             log.warning("files of a session not removed", name=kept.name, reason=str(error))
 
-    async def sweep(self, names: set[str]) -> None:
-        """Remove archives that no session has: of a server that was killed in between."""
-        await asyncio.to_thread(self._sweep, names)
+    async def sweep(self, sessions: Sequence[Session]) -> None:
+        """Remove what none of them has: of a server that was killed in between. At the start, when
+        nothing is being made."""
+        kept = {each.kept.name for each in sessions if each.kept}
+        await asyncio.to_thread(self._sweep, kept)
+        for session in sessions:
+            ours = re.compile(f"session-{session.uid}-[a-z2-7]{{8}}")
+            for snapshot in self._service.snapshots.list(session.tenant):
+                if ours.fullmatch(snapshot.name) and snapshot.name not in kept:
+                    stale = Kept("snapshot", snapshot.name, 0.0, 0, ())
+                    await self.drop(session, stale)
 
     def _sweep(self, names: set[str]) -> None:
         for path in self._folder.iterdir():
