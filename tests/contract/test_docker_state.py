@@ -12,14 +12,21 @@ from typing import NamedTuple
 import pytest
 
 from capsule.config import Config
+from capsule.errors import ForbiddenError
 from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
+from capsule.service import ExecCall
 from tests.contract.conftest import folder as make_folder
 from tests.support import backends
 from tests.support.backends import CATALOG, Backend
 from tests.support.engine import EngineApi
 from tests.support.images import Images
-from tests.unit import test_snapshots_real, test_steps_real, test_volumes_real
+from tests.unit import (
+    test_service_real,
+    test_snapshots_real,
+    test_steps_real,
+    test_volumes_real,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -107,3 +114,16 @@ def _tests(module: ModuleType) -> dict[str, object]:
 
 for module in (test_snapshots_real, test_steps_real, test_volumes_real):
     globals().update(_tests(module))
+
+
+async def test_programs_do_not_reach_what_is_below_their_files(folder: Path) -> None:
+    async with test_service_real.serving(folder) as service:
+        id = await test_snapshots_real.make(service, "echo x > f")
+        await service.snapshots.make(id, "one", {})
+        user = await test_snapshots_real.restore(service, "one")
+        text = "cat f; echo y > f; ls /.capsule /.capsule/upper /.capsule/upper/workspace"
+        done = await service.exec(user, ExecCall(("sh", "-c", text)))
+        assert done.stdout == b"x\n" and done.stderr.count(b"ermission denied") == 3
+        files = service.files(user)
+        with pytest.raises(ForbiddenError):
+            await files.read_bytes("/.capsule/upper/workspace/f", limit=10)

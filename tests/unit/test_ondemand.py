@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule.errors import UnavailableError
+from capsule.errors import NotSupportedError, UnavailableError
 from capsule.model import Handle, Isolation, Limits, SandboxId, SandboxSpec, Template
 from capsule.providers.contract import Box, Capabilities, Provider
 from capsule.providers.ondemand import OnDemand
@@ -103,3 +103,14 @@ async def test_one_below_the_least_isolation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="isolates by landlock here, required: container"):
         await late(inner, tmp_path, least=Isolation.CONTAINER).adopt(HANDLE)
     assert inner.closed == 1
+
+
+async def test_layers_and_volumes_are_the_inner_ones_or_unsupported(tmp_path: Path) -> None:
+    inner = Recorded()
+    provider = late(inner, tmp_path)
+    assert list(await provider.kept()) == list(await provider.volumes()) == []
+    assert inner.opened == 0, "nothing was ever kept: nobody is asked"
+    for call in (provider.drop("a"), provider.make_volume("a"), provider.diff([], [], most=1)):
+        with pytest.raises(NotSupportedError, match="late cannot"):
+            await call
+    assert list(await provider.kept()) == [] and provider.max_layers == 1

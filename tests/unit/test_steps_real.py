@@ -125,7 +125,7 @@ async def test_streamed_and_failed_execs_leave_steps_while_programs_run_on(folde
 
 async def test_runs_in_contexts_leave_steps(folder: Path) -> None:
     async with serving(folder) as service:
-        id = await stepping(service, "echo 1 > a", template="python")
+        id = await stepping(service, "echo 1 > a; sleep 0.05", template="python")  # a tick before
         code = "import os\nopen('b', 'w').write('2')"
         await service.contexts.run(id, ContextRun(code))
         assert [step.number for step in service.steps.list(id)] == [0, 1, 2]

@@ -113,7 +113,7 @@ class Service:
         self.volumes = Volumes(self._parts, self._sandboxes, admission)
         admission.mounts = self.volumes.mounts
         self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)
-        self.reaper.also.append(self.snapshots.sweep)
+        self.reaper.also += [self.snapshots.sweep, self.volumes.sweep]
         self._drained_by = math.inf  # by the loop's clock
         self._opened = AsyncExitStack()
 

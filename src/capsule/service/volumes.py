@@ -84,6 +84,18 @@ class Volumes:
             await provider.drop_volume(volume.id)
             await self._keepsakes.finish(volume.id)
 
+    async def sweep(self) -> None:
+        """Remove what was to be removed and could not: what holds it was down, for instance."""
+        for volume in (await self._keepsakes.load()).unfinished:
+            alive = volume.id in {each.id for each in self._known.values()}
+            if alive or _key(volume) in self._busy:
+                continue
+            try:
+                await self._volumed(volume.provider).drop_volume(volume.id)
+                await self._keepsakes.finish(volume.id)
+            except CapsuleError as error:
+                log.warning("volume not removed yet", volume=_key(volume), reason=error.message)
+
     async def _note(self, volume: Volume) -> None:
         await self._parts.store.save_kept(KIND, _key(volume), volume.created, volume)
 
