@@ -303,12 +303,6 @@ class Config(TenantSettings):
             "seconds", "end a playground's container unused for this long", low=1.0, high=_YEARS
         ),
     )
-    playground_rate: str = field(
-        default="120/minute",
-        metadata=about(
-            "text", "requests to /api/playground that one address may make, as 120/minute; or off"
-        ),
-    )
     metrics: str = field(
         default="keys",
         metadata=about(

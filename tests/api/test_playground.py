@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 
+from tests.api.double import serving
 from tests.support import eventually
 from tests.support.servers import RealServer, real_server
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
-]
+pytestmark = pytest.mark.real
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 ROOT = "/api/playground"
 CONTAINER = f"{ROOT}/container"
@@ -48,22 +47,23 @@ class Session:
         return (await self.sh("find . -mindepth 1 -not -name .probe.sh | sort")).split()
 
 
-@pytest.fixture(scope="module")
-def own(agent_binary: object) -> Iterator[RealServer]:
-    """One that does not count what these tests ask."""
-    with real_server(PLAYGROUND_RATE="off") as running:
-        yield running
-
-
 @pytest.fixture
-async def http(own: RealServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=own.url, timeout=20) as made:
+async def http(server: RealServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=20) as made:
         yield made
 
 
 @pytest.fixture
 async def session(http: httpx.AsyncClient) -> AsyncIterator[Session]:
     made = Session(http, f"session-{uuid4()}")
+    await made.done("container", template="bash")
+    yield made
+    await http.delete(CONTAINER, params={"sessionId": made.id})
+
+
+@pytest.fixture
+async def node(http: httpx.AsyncClient) -> AsyncIterator[Session]:
+    made = Session(http, f"node-{uuid4()}")
     await made.done("container")
     yield made
     await http.delete(CONTAINER, params={"sessionId": made.id})
@@ -84,6 +84,7 @@ def refused(answer: httpx.Response, status: int, code: str) -> str:
     return f"{error['message']}; {error.get('hint', '')}"
 
 
+@needs_node
 async def test_the_requests_of_the_seed(http: httpx.AsyncClient) -> None:
     made = await http.post(CONTAINER, json={"sessionId": "unique-session-id"})
     assert made.status_code == 200
@@ -133,25 +134,26 @@ async def test_the_requests_of_the_seed(http: httpx.AsyncClient) -> None:
     assert "POST /api/playground/container" in refused(after, 404, "not_found")
 
 
-async def test_a_container_has_the_limits_of_the_seed(session: Session) -> None:
-    container = (await session.done("container"))["containerId"]
-    box = (await session.http.get(f"/v1/sandboxes/{container}")).json()
+@needs_node
+async def test_a_container_has_the_limits_of_the_seed(node: Session) -> None:
+    container = (await node.done("container"))["containerId"]
+    box = (await node.http.get(f"/v1/sandboxes/{container}")).json()
     assert box["template"] == "node"
     assert box["limits"]["memory"] == 512 * 1024 * 1024
     assert box["limits"]["cpus"] == 0.5
     assert box["idle_timeout_ms"] == 1_800_000
     code = "require('net').connect(80, '1.1.1.1').on('error', e => console.log(e.code))"
-    assert "ENETUNREACH" in (await session.done("execute", code=code))["output"]
+    assert "ENETUNREACH" in (await node.done("execute", code=code))["output"]
 
 
 async def test_one_container_per_session_id_also_when_asked_ten_times_at_once(
     http: httpx.AsyncClient,
 ) -> None:
     session = Session(http, f"many-{uuid4()}")
-    made = await asyncio.gather(*(session.done("container") for _ in range(10)))
+    made = await asyncio.gather(*(session.done("container", template="bash") for _ in range(10)))
     assert len({each["containerId"] for each in made}) == 1
     assert sorted(each["existing"] for each in made) == [False] + [True] * 9
-    other = await Session(http, session.id + "x").done("container")
+    other = await Session(http, session.id + "x").done("container", template="bash")
     assert other["containerId"] != made[0]["containerId"]
     for id in (session.id, session.id + "x"):
         assert (await http.delete(CONTAINER, params={"sessionId": id})).status_code == 200
@@ -345,19 +347,21 @@ async def test_too_many_at_once_are_told_to_wait(session: Session) -> None:
     assert int(late.headers["retry-after"]) >= 1
 
 
-async def test_code_runs_where_the_editor_has_it(session: Session) -> None:
-    await session.sync(folder("src", file("lib.js", "exports.six = 6")))
-    ran = await session.done(
+@needs_node
+async def test_code_runs_where_the_editor_has_it(node: Session) -> None:
+    await node.sync(folder("src", file("lib.js", "exports.six = 6")))
+    ran = await node.done(
         "execute", code="console.log(require('./lib').six * 7)", filename="src/main.js"
     )
     assert (ran["output"], ran["success"]) == ("42\n", True)
-    assert await session.sh("ls src") == "lib.js\nmain.js\n"
+    assert await node.sh("ls src") == "lib.js\nmain.js\n"
 
 
-async def test_what_code_did_is_data(session: Session) -> None:
-    ran = await session.done("execute", code="console.error('e'); process.exit(3)")
+@needs_node
+async def test_what_code_did_is_data(node: Session) -> None:
+    ran = await node.done("execute", code="console.error('e'); process.exit(3)")
     assert ran == {"success": False, "output": "", "error": "e\n", "exitCode": 3, "timedOut": False}
-    ran = await session.done("execute", code="while (true) {}", timeout_ms=300)
+    ran = await node.done("execute", code="while (true) {}", timeout_ms=300)
     assert (ran["success"], ran["timedOut"]) == (False, True)
 
 
@@ -366,20 +370,21 @@ async def test_what_cannot_be_run(session: Session) -> None:
     assert "it can run: " in refused(answer, 400, "invalid")
     for name in ("../a.js", "/workspace/a.js", "a\0.js", ""):
         refused(await session.post("execute", code="x", filename=name), 400, "invalid")
-    await session.sh("ln -s /etc/hostname link.js")
-    refused(await session.post("execute", code="x", filename="link.js"), 403, "forbidden")
+    await session.sh("ln -s /etc/hostname link.sh")
+    refused(await session.post("execute", code="x", filename="link.sh"), 403, "forbidden")
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 @pytest.mark.timeout(60)
-async def test_a_package_of_the_workspace_is_really_installed(session: Session) -> None:
+@needs_node
+async def test_a_package_of_the_workspace_is_really_installed(node: Session) -> None:
     package = '{"name": "greet", "version": "1.0.0", "main": "i.js"}'
-    await session.sync(
+    await node.sync(
         folder("greet", file("package.json", package), file("i.js", "module.exports = () => 'hi'"))
     )
-    done = await session.done("install", packages=["./greet"])
+    done = await node.done("install", packages=["./greet"])
     assert done["success"], done
-    ran = await session.done("execute", code="console.log(require('greet')())")
+    ran = await node.done("execute", code="console.log(require('greet')())")
     assert ran["output"] == "hi\n"
 
 
@@ -412,17 +417,17 @@ async def test_sessions_that_have_no_container(http: httpx.AsyncClient) -> None:
 async def test_a_container_that_died_is_replaced(session: Session) -> None:
     first = (await session.done("container"))["containerId"]
     await session.http.delete(f"/v1/sandboxes/{first}")
-    second = await session.done("container")
+    second = await session.done("container", template="bash")
     assert second["containerId"] != first and not second["existing"]
 
 
 async def test_a_time_without_use_ends_it_and_use_does_not(agent_binary: object) -> None:
     # Thirty minutes are the default, which the seed's requests show.
-    with real_server(PLAYGROUND_IDLE_TIMEOUT="2", PLAYGROUND_RATE="off") as server:
+    with real_server(PLAYGROUND_IDLE_TIMEOUT="2") as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as http:
             used, unused = Session(http, "used"), Session(http, "unused")
             for session in (used, unused):
-                assert (await session.done("container"))["timeout"] == 2000
+                assert (await session.done("container", template="bash"))["timeout"] == 2000
 
             async def gone() -> bool:
                 await used.sync(file("a", "1"))
@@ -431,3 +436,26 @@ async def test_a_time_without_use_ends_it_and_use_does_not(agent_binary: object)
 
             await eventually(gone, what="the unused one ends", within=15)
             assert (await used.done("container"))["existing"]
+
+
+async def test_an_address_that_asks_too_often_is_told_when_to_come_back() -> None:
+    async with serving(rate_limit_address="3/minute") as running:
+        async with httpx.AsyncClient(base_url=running.url) as http:
+            answers = [await http.get(CONTAINER) for _ in range(4)]  # without a session: a 400
+            assert [answer.status_code for answer in answers] == [400, 400, 400, 429]
+            assert [a.headers["ratelimit-remaining"] for a in answers] == ["2", "1", "0", "0"]
+            refused(answers[3], 429, "capacity")
+            assert 0 < int(answers[3].headers["retry-after"]) <= 60
+
+
+async def test_a_sync_that_fills_the_disk_is_remembered_as_far_as_it_came(
+    session: Session,
+) -> None:
+    free = int(await session.sh("echo $(($(stat -fc '%a*%S' .)))"))
+    if free > 2 * 1024**3:
+        pytest.skip("the size of a sandbox's disk is not enforced here")
+    await session.sh(f"fallocate -l {free - 10_000_000} full")
+    files = [file("a", "x" * 1000), file("b", "y" * 14_000_000), file("c", "z")]
+    assert "b" in refused(await session.post("sync", files=files), 507, "no_space")
+    await session.sh("rm full")
+    assert (await session.sync())["deleted"] == ["a"]

@@ -21,11 +21,10 @@ from capsule.edge.drain import Gate
 from capsule.edge.errors import invalid_field
 from capsule.edge.file_tree import FileNode, flatten
 from capsule.edge.paths import inside_workspace
-from capsule.edge.rate import Rate
 from capsule.edge.sync import sync
 from capsule.edge.text import show
 from capsule.edge.turns import Turns
-from capsule.errors import ForbiddenError, NotFoundError
+from capsule.errors import ForbiddenError, GoneError, NotFoundError
 from capsule.model import WORKSPACE, State, Template
 from capsule.service import CreateRequest, ExecCall, ExecResult, Sandbox, Service
 from capsule.service.caller import Caller, named
@@ -122,7 +121,6 @@ class PlaygroundVerbs:
         self.config = config
         self.service = service
         self.gate = gate
-        self.rate = Rate("playground_rate", config.playground_rate)
         # A session's container is made, filled and removed by one request at a time.
         self._turns = Turns()
 
@@ -131,12 +129,19 @@ class PlaygroundVerbs:
         self.gate.admit()
         async with self._turns.take(named(caller.tenant, p.session_id)):
             found = self._find(caller, p.session_id)
-            if found is None:
-                made = await self.service.create(self._request(p), caller)
-                return self._view(made, "container created", existing=False)
-            await self.service.keep_alive(found.id)
-            await self.service.files(found.id).stat(WORKSPACE)  # somebody uses it
-            return self._view(found, "container already exists", existing=True)
+            if found is not None and await self._in_use(found):
+                return self._view(found, "container already exists", existing=True)
+            made = await self.service.create(self._request(p), caller)
+            return self._view(made, "container created", existing=False)
+
+    async def _in_use(self, box: Sandbox) -> bool:
+        """Let its time begin anew. False: it has just ended."""
+        try:
+            await self.service.keep_alive(box.id)
+            await self.service.files(box.id).stat(WORKSPACE)
+        except GoneError:
+            return False
+        return True
 
     def _request(self, p: MakePlayground) -> CreateRequest:
         most = self.config.max_limits

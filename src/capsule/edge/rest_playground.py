@@ -1,4 +1,4 @@
-"""The API of a web playground. See `playground`. Every request counts for its address (`rate`).
+"""The API of a web playground. See `playground`.
 
 POST   /api/playground/container               {"sessionId"}: make it, or find it
 GET    /api/playground/container?sessionId=    its status
@@ -19,17 +19,14 @@ from starlette.responses import Response
 from capsule.edge import playground as pg
 from capsule.edge.body import read_json
 from capsule.edge.identity import caller_of
-from capsule.edge.rate import limited
-from capsule.edge.routing import Described, describe, reply
+from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.shapes import checked
 
 Session = Annotated[str, Query(min_length=1, max_length=128)]
 
 
 def playground_routes(verbs: pg.PlaygroundVerbs, types: Described) -> APIRouter:
-    router = APIRouter(
-        prefix="/api/playground", route_class=limited(verbs.rate), tags=["playground"]
-    )
+    router = APIRouter(prefix="/api/playground", route_class=Route, tags=["playground"])
 
     @router.post("/container", **describe(types, body=pg.MakePlayground, returns=pg.PlaygroundView))
     async def create(request: Request) -> Response:

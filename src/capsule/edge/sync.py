@@ -22,6 +22,7 @@ from capsule.errors import (
     ConflictError,
     ForbiddenError,
     InvalidError,
+    NoSpaceError,
     NotFoundError,
     TooLargeError,
 )
@@ -41,6 +42,9 @@ class Mark(msgspec.Struct, frozen=True):
     hash: str
     size: int
     mtime: float
+
+
+_UNKNOWN = Mark("", -1, 0.0)
 
 
 class Note(msgspec.Struct):
@@ -84,11 +88,29 @@ class _Sync:
         for folder in tree.folders:
             if folder not in self._there:
                 await self._files.mkdir(folder)
-        note = self._next_note()
-        for path, content in tree.files.items():
-            note.files[path] = await self._write(path, content)
-        await _write_note(self._files, note)
+        await self._write_files(self._next_note())
         return self._done
+
+    async def _write_files(self, note: Note) -> None:
+        """Noted before and after: of a sync that breaks off, the next one knows what it meant to
+        write."""
+        changed = [path for path in self._tree.files if not self._is_there(path)]
+        self._done.unchanged = len(self._tree.files) - len(changed)
+        if changed:
+            note.files |= dict.fromkeys(changed, _UNKNOWN)
+            await _write_note(self._files, note)
+        for path in changed:
+            content = self._tree.files[path]
+            stat = await self._files.write(path, content)
+            note.files[path] = Mark(_hash(content), stat.size, stat.mtime)
+            self._done.written.append(path)
+        await _write_note(self._files, note)
+
+    def _is_there(self, path: str) -> bool:
+        mark, found = self._before.files.get(path), self._there.get(path)
+        if mark is None or found is None or (mark.size, mark.mtime) != (found.size, found.mtime):
+            return False
+        return mark.hash == _hash(self._tree.files[path])
 
     def _dropped(self) -> list[str]:
         """What an earlier sync wrote and this tree has no more."""
@@ -192,7 +214,7 @@ class _Sync:
     def _next_note(self) -> Note:
         """Of what stays. In a partial sync that is all of the earlier ones but what was deleted."""
         gone = set(self._tree.deleted) | set(self._done.deleted)
-        kept = self._before.files if self._partial else set(self._tree.kept)
+        kept = self._before.files if self._partial else {*self._tree.kept, *self._tree.files}
         files = {
             path: mark
             for path, mark in self._before.files.items()
@@ -200,21 +222,6 @@ class _Sync:
         }
         folders = [f for f in self._before.folders if not gone & {f, *parents(f)}]
         return Note(files, list(dict.fromkeys([*folders, *self._tree.folders])))
-
-    async def _write(self, path: str, content: bytes) -> Mark:
-        digest = hashlib.sha256(content).hexdigest()
-        mark, found = self._before.files.get(path), self._there.get(path)
-        same = (
-            mark is not None
-            and found is not None
-            and (mark.hash, mark.size, mark.mtime) == (digest, found.size, found.mtime)
-        )
-        if mark is not None and same:
-            self._done.unchanged += 1
-            return mark
-        stat = await self._files.write(path, content)
-        self._done.written.append(path)
-        return Mark(digest, stat.size, stat.mtime)
 
 
 async def _read_note(files: Files) -> Note:
@@ -231,13 +238,20 @@ async def _read_note(files: Files) -> Note:
 
 async def _write_note(files: Files, note: Note) -> None:
     try:
-        await files.remove(NOTE)  # a link in its place would be followed
-    except _SPOILT:
+        if (await files.stat(NOTE)).type != "file":  # a link would be followed
+            await files.remove(NOTE, recursive=True)
+    except NotFoundError:
         pass
+    except _SPOILT:
+        return
     try:
         await files.write(NOTE, msgspec.json.encode(note), mode=0o600)
-    except _SPOILT:
-        pass
+    except (*_SPOILT, NoSpaceError):
+        return
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _is_ours(path: str) -> bool:
