@@ -143,6 +143,9 @@ async def test_files_are_read_again_when_they_change(registry: Registry, tmp_pat
     await registry.fresh()
     assert registry.get(Tool, "mine").command == ["wc", "-l"], "as it was before"
     assert ["line 7: typo" in each.message for each in registry.problems] == [True]
+    (told,) = registry.complaints()
+    assert told["message"].startswith("registry tools/mine.yaml line 7: typo")
+    assert told["details"] == {"file": "tools/mine.yaml", "line": 7, "field": "typo"}
     write(tmp_path, "prompts", "text: hello\n")
     await registry.fresh()
     assert ["typo" in each.message for each in registry.problems] == [True], "still told"

@@ -147,7 +147,7 @@ class SessionVerbs:
             "agents": registry.all(Agent),
             "tools": [described(tool, form) for tool in registry.all(Tool)],
             "prompts": registry.all(Prompt),
-            "problems": [problem.to_json() for problem in registry.problems],
+            "problems": registry.complaints(),
         }
 
     async def entry(self, kind: type[Any], name: str) -> Any:

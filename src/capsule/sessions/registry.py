@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import structlog
 
@@ -119,6 +119,16 @@ class Registry:
             except OSError:
                 continue  # there is none of this kind, or it went while we looked
         return found
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """The problems for those who need not know where the folder is."""
+        told = []
+        for problem in self.problems:
+            body = problem.to_json()
+            body["message"] = problem.message.replace(f"{self._folder}/", "")
+            file = str(problem.details["file"]).removeprefix(f"{self._folder}/")
+            told.append({**body, "details": {**problem.details, "file": file}})
+        return told
 
     def all(self, kind: type[E_]) -> list[E_]:
         """By name."""
