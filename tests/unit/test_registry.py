@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from capsule.config import Config
 from capsule.errors import InvalidError, NotFoundError
 from capsule.registry_file import KINDS, Agent, Environment, Prompt, Tool, read_entry
+from capsule.service import Service
+from capsule.sessions.plan import Wish, make_plan
 from capsule.sessions.registry import Registry
 
 TOOL = """\
@@ -161,6 +165,16 @@ async def test_an_entry_of_ones_own_replaces_the_built_in(tmp_path: Path) -> Non
     registry = Registry(tmp_path)
     await registry.open()
     assert registry.get(Environment, "python").template == "bash"
+
+
+async def test_a_session_is_closed_before_its_sandbox_ends(registry: Registry) -> None:
+    nobody = cast(Service, None)
+    config = Config(max_ttl=600.0)
+    plan = await make_plan(Wish(), registry, nobody, config, (), "default")
+    assert plan.idle_timeout == 540.0
+    with pytest.raises(InvalidError, match="allowed: 1 to 540 seconds"):
+        wish = Wish(idle_timeout=600.0)
+        await make_plan(wish, registry, nobody, config, (), "default")
 
 
 def test_every_kind_has_a_folder() -> None:

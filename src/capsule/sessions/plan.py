@@ -64,7 +64,7 @@ async def make_plan(
         wish.idle_timeout,
         seconds_of(agent.idle_timeout) if agent else None,
         seconds_of(place.idle_timeout),
-        min(config.session_idle_timeout, config.max_ttl),
+        min(config.session_idle_timeout, longest_idle(config)),
     )
     if agent is not None and agent.network != place.network:
         raise InvalidError(
@@ -81,8 +81,13 @@ async def make_plan(
         agent=agent.name if agent else "",
         limits={**place.limits, **(agent.limits if agent else {}), **(wish.limits or {})},
         env={**place.env, **(agent.env if agent else {}), **wish.env},
-        idle_timeout=validate.seconds("idle_timeout", idle, 1.0, config.max_ttl),
+        idle_timeout=validate.seconds("idle_timeout", idle, 1.0, longest_idle(config)),
     )
+
+
+def longest_idle(config: Config) -> float:
+    """Its sandbox has to live until the session is closed, or its files would end with it."""
+    return config.max_ttl - min(60.0, config.max_ttl / 10)
 
 
 def _first(*values: float | None) -> float:
