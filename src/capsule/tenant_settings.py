@@ -9,6 +9,7 @@ from capsule.config_checks import JWT_SECRET_MIN
 from capsule.settings import about
 from capsule.storage_settings import StorageSettings
 
+_OVERRIDE = "; 0: no limit. `capsule tenant set` gives a tenant another one"
 _RATE = ", such as 600/minute (second, minute, hour or day); unset: no limit"
 
 
@@ -58,6 +59,44 @@ class TenantSettings(StorageSettings):
     jwt_leeway: float = field(
         default=30.0,
         metadata=about("seconds", "how far the issuer's clock may be off", low=0.0, high=3600.0),
+    )
+    tenant_sandboxes: int = field(
+        default=0,
+        metadata=about("integer", f"sandboxes of one tenant at the same time{_OVERRIDE}", low=0),
+    )
+    tenant_execs: int = field(
+        default=0,
+        metadata=about("integer", f"execs of one tenant at the same time{_OVERRIDE}", low=0),
+    )
+    tenant_memory: int = field(
+        default=0,
+        metadata=about(
+            "bytes",
+            f"memory that the live sandboxes of one tenant may have together{_OVERRIDE}",
+            low=0,
+        ),
+    )
+    tenant_cpu_seconds: float = field(
+        default=0.0,
+        metadata=about(
+            "number",
+            f"seconds of CPU that one tenant may use in each tenant_cpu_period{_OVERRIDE}",
+            low=0.0,
+        ),
+    )
+    tenant_cpu_period: str = field(
+        default="month",
+        metadata=about(
+            "choice",
+            "what tenant_cpu_seconds are for: a day or a month, in UTC",
+            choices=("day", "month"),
+        ),
+    )
+    tenant_storage: int = field(
+        default=0,
+        metadata=about(
+            "bytes", f"snapshots and volumes of one tenant, all together{_OVERRIDE}", low=0
+        ),
     )
     rate_limit_key: str | None = field(
         default=None, metadata=about("text", f"requests with one key{_RATE}", optional=True)

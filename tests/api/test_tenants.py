@@ -123,6 +123,7 @@ def named(path: str, names: dict[str, str]) -> str:
         "key_id": "nosuchkey",
         "artifact_id": "nosuchartifact",
         "kind": "environments",
+        "tenant": "blue" if names["id"] != NOBODYS else "nobodys",
         "name": names.get(_kind(path), "nosuch"),
     }
     for word, value in words.items():
@@ -161,7 +162,7 @@ def test_a_route_knows_nothing_of_what_others_have(place: Place, verb: str, path
     none = place.red.request(verb, named(path, nobodys), params={"from": 0})
     assert theirs.status_code == none.status_code
     assert told(theirs.text, place.names) == told(none.text, nobodys)
-    if scope_of(verb, path) is KeyScope.ADMIN:
+    if scope_of(verb, path) is KeyScope.ADMIN or path == "/v1/tenants/{tenant}":
         assert theirs.status_code == 403
     elif (verb, path) not in MAKES and path not in EVERYBODYS:
         assert theirs.status_code == 404, theirs.text
@@ -264,8 +265,8 @@ def params_of(method: str, names: dict[str, str]) -> dict[str, Any]:
             continue
         if name == "name":
             found[name] = names.get(method.split(".")[0], "redsown")
-        elif name == "key_id":
-            found[name] = "nosuchkey"
+        elif name in ("key_id", "tenant"):
+            found[name] = "nosuch"
         elif name in names:
             found[name] = names[name]
         else:
@@ -296,6 +297,7 @@ OF_ADMINS = [name for name, scope in METHODS.items() if scope is KeyScope.ADMIN]
 
 def test_every_method_is_tried() -> None:
     tried = {*ON_SANDBOX, *BY_NAME, *LISTS, *MAKE, *OF_ADMINS}
+    tried.add("tenant.v1.get")  # of one's own tenant, or for admins: see test_quotas
     assert tried == set(RPC), "say in tests/api/test_tenants.py how a stranger could use it"
 
 

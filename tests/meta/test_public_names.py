@@ -6,14 +6,14 @@ import capsule_sdk
 
 NAMES = """
 AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncContext AsyncExecStream AsyncKeys AsyncSnapshots
-AsyncTemplates AsyncTerminal AsyncVolumes AsyncWebhooks Build CapacityError Capsule CapsuleClient
-CapsuleError Change ConflictError Context ContextInfo DeliveryInfo Event ExecFailedError ExecInfo
-ExecResult ExecStream Exit FileChange FileInfo ForbiddenError Gap GoneError ImageInfo
-InternalError InvalidError KeyInfo Keys Limits Metrics NoSpaceError NotFoundError
+AsyncTemplates AsyncTenants AsyncTerminal AsyncVolumes AsyncWebhooks Build CapacityError Capsule
+CapsuleClient CapsuleError Change ConflictError Context ContextInfo DeliveryInfo Event
+ExecFailedError ExecInfo ExecResult ExecStream Exit FileChange FileInfo ForbiddenError Gap GoneError
+ImageInfo InternalError InvalidError KeyInfo Keys Limits Metrics NoSpaceError NotFoundError
 NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent RunFailedError RunResult
 SandboxClient SandboxInfo ShelfInfo SnapshotInfo Snapshots StepInfo TemplateInfo Templates
-Terminal TooLargeError Transfer UnauthenticatedError UnavailableError Unenforced VolumeInfo
-Volumes WebhookInfo Webhooks Written WrongStateError verify_webhook
+TenantInfo Tenants Terminal TooLargeError Transfer UnauthenticatedError UnavailableError Unenforced
+VolumeInfo Volumes WebhookInfo Webhooks Written WrongStateError verify_webhook
 """.split()
 
 CLIENT = "aclose close connect create get list pool".split()

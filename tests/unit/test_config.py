@@ -168,6 +168,7 @@ SPECIAL = {
     "rate_limit_key": "5/second",
     "rate_limit_address": "5/second",
     "trusted_proxies": "10.0.0.0/8",
+    "tenant_cpu_period": "day",
 }
 
 

@@ -13,6 +13,7 @@ from capsule.cli import show
 from capsule.cli.audit_commands import audit
 from capsule.cli.key_commands import key
 from capsule.cli.snapshot_commands import diff, fork, snapshot, steps, undo
+from capsule.cli.tenant_commands import tenant
 from capsule.cli.volume_commands import parse, volume
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.add_typer(snapshot, name="snapshot")
 app.add_typer(volume, name="volume")
 app.add_typer(audit, name="audit")
 app.add_typer(key, name="key")
+app.add_typer(tenant, name="tenant")
 for command in (fork, steps, diff, undo):
     app.command()(command)
 

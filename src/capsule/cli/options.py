@@ -9,7 +9,7 @@ import typer
 from capsule.settings import parse_bytes, parse_seconds
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError:
@@ -114,14 +114,12 @@ IdleTimeout = Annotated[
     ),
 ]
 Memory = Annotated[
-    int | None, typer.Option("--memory", "-m", parser=_size, metavar="SIZE", help="E.g. 256MiB.")
+    int | None, typer.Option("--memory", "-m", parser=size, metavar="SIZE", help="E.g. 256MiB.")
 ]
-Disk = Annotated[
-    int | None, typer.Option("--disk", parser=_size, metavar="SIZE", help="E.g. 1GiB.")
-]
+Disk = Annotated[int | None, typer.Option("--disk", parser=size, metavar="SIZE", help="E.g. 1GiB.")]
 VolumeSize = Annotated[
     int | None,
-    typer.Option("--size", parser=_size, metavar="SIZE", help="The most it holds, e.g. 1GiB."),
+    typer.Option("--size", parser=size, metavar="SIZE", help="The most it holds, e.g. 1GiB."),
 ]
 Cpus = Annotated[float | None, typer.Option("--cpus", help="Cores, e.g. 0.5.")]
 Processes = Annotated[int | None, typer.Option("--processes", help="At most this many.")]

@@ -13,6 +13,7 @@ import msgspec
 from capsule.edge import contexts as c
 from capsule.edge import keys as k
 from capsule.edge import shapes as s
+from capsule.edge import tenants as t
 from capsule.edge import views as v
 from capsule.edge import webhooks as w
 from capsule.edge.files import FileVerbs
@@ -26,6 +27,7 @@ from capsule.service.caller import Caller
 def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
     templates, snapshots, contexts = verbs.templates, verbs.snapshots, verbs.contexts
     volumes, keys, hooks = verbs.volumes, verbs.keys, verbs.webhooks
+    tenants = verbs.tenants
     on_sandbox = functools.partial(_on_sandbox, verbs)
     return {
         "sandbox.v1.create": Method(s.Create, verbs.create, v.SandboxView),
@@ -83,6 +85,9 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "webhook.v1.delete": Method(w.OfWebhook, hooks.delete, v.DeletedView),
         "webhook.v1.deliveries": Method(w.ListDeliveries, hooks.deliveries, w.DeliveriesView),
         "webhook.v1.redeliver": Method(w.OfDelivery, hooks.redeliver, w.DeliveryView),
+        "tenant.v1.get": Method(t.OfTenant, tenants.get, t.TenantView),
+        "tenant.v1.list": Method(s.Nothing, tenants.list, t.TenantsView),
+        "tenant.v1.set": Method(t.SetTenant, tenants.set, t.TenantView),
         "key.v1.create": Method(k.CreateKey, keys.create, k.KeyView),
         "key.v1.list": Method(k.ListKeys, keys.list, k.KeysView),
         "key.v1.revoke": Method(k.OfKey, keys.revoke, k.KeyView),

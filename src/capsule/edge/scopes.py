@@ -81,6 +81,9 @@ METHODS: dict[str, KeyScope] = {
     "webhook.v1.delete": RUN,
     "webhook.v1.deliveries": READ,
     "webhook.v1.redeliver": RUN,
+    "tenant.v1.get": READ,  # one's own
+    "tenant.v1.list": ADMIN,
+    "tenant.v1.set": ADMIN,
     "key.v1.create": ADMIN,
     "key.v1.list": ADMIN,
     "key.v1.revoke": ADMIN,
@@ -147,6 +150,8 @@ ROUTES: dict[str, dict[str, KeyScope | None]] = {
     "/v1/webhooks/{webhook_id}": {"GET": READ, "DELETE": RUN},
     "/v1/webhooks/{webhook_id}/deliveries": {"GET": READ},
     "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver": {"POST": RUN},
+    "/v1/tenants": {"GET": ADMIN},
+    "/v1/tenants/{tenant}": {"GET": READ, "PATCH": ADMIN},
     "/v1/keys": {"GET": ADMIN, "POST": ADMIN},
     "/v1/keys/{key_id}": {"DELETE": ADMIN},
     "/api/sessions": {"GET": READ, "POST": RUN},
@@ -213,16 +218,15 @@ def protect(web: FastAPI, own: Own, public: frozenset[str]) -> None:
     """Put the check before every route there is. Raises LookupError."""
     for route in web.router.routes:
         needed = route_scopes(route)
-        if getattr(route, "path", "") in public:
-            continue
         served: Any = route
-        served.app = _checked(served.app, needed, own)
+        if served.path not in public:
+            served.app = _checked(served.app, served.path, needed, own)
 
 
-def _checked(app: ASGIApp, needed: dict[str, KeyScope | None], own: Own) -> ASGIApp:
+def _checked(app: ASGIApp, path: str, needed: dict[str, KeyScope | None], own: Own) -> ASGIApp:
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            _check(scope, needed, own)
+            _check(scope, path, needed, own)
         except CapsuleError as error:
             await send_error(scope, receive, send, understand(error))
             return
@@ -231,11 +235,11 @@ def _checked(app: ASGIApp, needed: dict[str, KeyScope | None], own: Own) -> ASGI
     return checked
 
 
-def _check(scope: Scope, needed: dict[str, KeyScope | None], own: Own) -> None:
+def _check(scope: Scope, path: str, needed: dict[str, KeyScope | None], own: Own) -> None:
     verb = scope.get("method", "WEBSOCKET")
     needs = needed["GET" if verb == "HEAD" else verb]
     caller = caller_of(scope)
     if needs is not None:
-        caller.require(needs, f"{verb} {scope['path'][:100]}")
+        caller.require(needs, f"{verb} {path}")
     if (id := scope["path_params"].get("id")) is not None:
         own(caller, id)

@@ -36,6 +36,7 @@ from capsule.edge.rest_registry import registry_routes
 from capsule.edge.rest_sessions import session_routes
 from capsule.edge.rest_snapshots import snapshot_routes
 from capsule.edge.rest_templates import template_routes
+from capsule.edge.rest_tenants import tenant_routes
 from capsule.edge.rest_volumes import volume_routes
 from capsule.edge.rest_webhooks import webhook_routes
 from capsule.edge.routing import Described, add_schemas, reply
@@ -108,6 +109,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: Session
         snapshot_routes(verbs.snapshots, types),
         volume_routes(verbs.volumes, types),
         key_routes(verbs.keys, types),
+        tenant_routes(verbs.tenants, types),
         webhook_routes(verbs.webhooks, types),
         agent_routes(verbs.agents, types),
         playground_routes(verbs.playground, types),

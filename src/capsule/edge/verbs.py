@@ -24,6 +24,7 @@ from capsule.edge.observed import Observed
 from capsule.edge.playground import PlaygroundVerbs
 from capsule.edge.snapshot_verbs import SnapshotVerbs
 from capsule.edge.template_verbs import TemplateVerbs
+from capsule.edge.tenants import TenantVerbs
 from capsule.edge.volume_verbs import VolumeVerbs
 from capsule.edge.webhooks import WebhookVerbs
 from capsule.errors import NotFoundError
@@ -59,6 +60,7 @@ class Verbs:
         self.webhooks = WebhookVerbs(webhooks, gate)
         self.agents = AgentVerbs(config, service, gate)
         self.keys = KeyVerbs(service)
+        self.tenants = TenantVerbs(service)
         self.playground = PlaygroundVerbs(config, service, gate)
 
     async def create(self, caller: Caller, p: s.Create) -> v.SandboxView:

@@ -1,4 +1,4 @@
-"""The file of keys: `accounts.db` in the data directory, beside the records of sandboxes.
+"""The file of keys and quotas: `accounts.db` in the data directory, beside what is recorded.
 
 A file of its own, since others write to it as well: `capsule key` on the server's machine does,
 with or without a server. Every call opens it, does one thing and closes it, and blocks; calls are
@@ -8,6 +8,7 @@ rare. `Watch` says cheaply whether somebody has written.
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import sqlite3
 from base64 import b32encode
@@ -16,7 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from capsule.errors import ConflictError, NotFoundError
 from capsule.service import validate
@@ -37,6 +38,11 @@ CREATE TABLE keys (
 ) WITHOUT ROWID;
 PRAGMA user_version = 1;
 """
+_LATER = (
+    "CREATE TABLE IF NOT EXISTS tenants (name TEXT PRIMARY KEY, quota TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS cpu (tenant TEXT NOT NULL, period TEXT NOT NULL,"
+    " milliseconds REAL NOT NULL, PRIMARY KEY (tenant, period))",
+)
 _COLUMNS = "id, tenant, name, digest, scopes, created, expires, revoked, used"
 
 
@@ -140,6 +146,37 @@ class AccountFile:
                 [(at, id) for id, at in used.items()],
             )
 
+    def quotas(self) -> dict[str, dict[str, Any]]:
+        """What was set for each tenant."""
+        if not self.exists():
+            return {}
+        with self._open() as db:
+            rows = db.execute("SELECT name, quota FROM tenants ORDER BY name").fetchall()
+        return {name: json.loads(quota) for name, quota in rows}
+
+    def set_quota(self, tenant: str, changes: Mapping[str, Any], reset: bool = False) -> None:
+        """`reset` forgets first what was set."""
+        with self._open() as db:
+            row = db.execute("SELECT quota FROM tenants WHERE name = ?", (tenant,)).fetchone()
+            own = {**(json.loads(row[0]) if row and not reset else {}), **changes}
+            db.execute("INSERT OR REPLACE INTO tenants VALUES (?, ?)", (tenant, json.dumps(own)))
+
+    def cpu_used(self, period: str) -> dict[str, float]:
+        """Milliseconds, by tenant."""
+        if not self.exists():
+            return {}
+        with self._open() as db:
+            query = "SELECT tenant, milliseconds FROM cpu WHERE period = ?"
+            return dict(db.execute(query, (period,)).fetchall())
+
+    def add_cpu(self, period: str, used: Mapping[str, float]) -> None:
+        with self._open() as db:
+            db.executemany(
+                "INSERT INTO cpu VALUES (?1, ?2, ?3) ON CONFLICT (tenant, period)"
+                " DO UPDATE SET milliseconds = milliseconds + ?3",
+                [(tenant, period, cpu) for tenant, cpu in used.items()],
+            )
+
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """All that is done inside, or nothing. Raises UnavailableError, NoSpaceError."""
@@ -169,6 +206,8 @@ class AccountFile:
                 f"{self.path} has format {version}, this version of Capsule knows {_VERSION}",
                 hint="use that version, or another data_dir",
             )
+        for statement in _LATER:
+            db.execute(statement)
 
 
 class Watch:

@@ -150,6 +150,8 @@ class Entry:
     stepping: asyncio.Lock = field(default_factory=asyncio.Lock)
     at_end: list[Callable[[], None]] = field(default_factory=list)  # called when its box is over
     checked: float = 0.0  # monotonic: when its agent last answered
+    cpu_seen: float | None = 0.0  # ms of its box that were counted; None: it was there before us
+    cpu_of_execs: float = 0.0  # ms of execs in its box that have ended
     retry_at: float = 0.0  # monotonic: when to try again what failed
 
     def __post_init__(self) -> None:
@@ -265,6 +267,7 @@ class Entry:
     def take(self, box: Box, started: Started | None = None) -> None:
         """`started` is how it came by it; None: as before, it is taken up again."""
         self.started = started or self.started
+        self.cpu_seen, self.cpu_of_execs = None if started is None else 0.0, 0.0
         self.box = box
         self.box_id = box.handle.sandbox_id
         self.link = AgentLink(box.connect)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hmac
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -36,6 +37,8 @@ class Keys:
         self._used: dict[str, float] = {}
         # What was read before a key was revoked must not be taken in after.
         self._changing = asyncio.Lock()
+        # What else is read when somebody has written to the file.
+        self.also: list[Callable[[], Awaitable[None]]] = []
         self._tasks = Tasks()
 
     async def open(self) -> None:
@@ -103,6 +106,8 @@ class Keys:
                 self._known.clear()
                 for key in known:
                     self._learn(key)
+                for read in self.also:
+                    await read()
 
     def _learn(self, key: Key) -> None:
         self._known[key.id] = key

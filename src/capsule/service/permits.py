@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 
 from capsule.config import Config
@@ -14,6 +16,8 @@ class Permits:
     def __init__(self, config: Config) -> None:
         self.taken = 0
         self.begun = 0
+        self.by_tenant: Counter[str] = Counter()  # taken
+        self.check: Callable[[Entry], None] = _nothing  # told when tenants have quotas
         self._free = asyncio.Event()
         self._free.set()
         self._most = config.max_execs
@@ -28,7 +32,10 @@ class Permits:
             return False
         return True
 
-    def give_back(self) -> None:
+    def give_back(self, tenant: str) -> None:
+        self.by_tenant[tenant] -= 1
+        if not self.by_tenant[tenant]:
+            del self.by_tenant[tenant]
         self.taken -= 1
         if not self.taken:
             self._free.set()
@@ -47,7 +54,9 @@ class Permits:
                 hint="try again when some have ended",
                 limit=self._most,
             )
+        self.check(entry)
         self.taken += 1
+        self.by_tenant[entry.tenant] += 1
         self.begun += 1
         self._free.clear()
         entry.execs += 1
@@ -67,7 +76,7 @@ class Permit:
     def release(self) -> None:
         permits, self._permits = self._permits, None
         if permits is not None:
-            permits.give_back()
+            permits.give_back(self._entry.tenant)
             self._entry.execs -= 1
             self._entry.using -= 1
 
@@ -81,3 +90,7 @@ class Permit:
         trace: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def _nothing(entry: Entry) -> None:
+    pass

@@ -83,6 +83,7 @@ class Sandboxes:
         self.draining = False
         # What becomes of an interpreter that runs in a ready box; told by whoever has contexts.
         self.inherit: Callable[[Entry, ContextRecord], Awaitable[None]] = _leave
+        self.check: Callable[[Entry], None] = _pass  # told when tenants have quotas
         self.boot = ""  # which one this is; told when the service opens
         # Gone, but not yet from the store; and the keys that become free with them.
         self.unremoved: dict[SandboxId, Used | None] = {}
@@ -236,6 +237,7 @@ class Sandboxes:
                 hint="delete one, or wait for one to end",
                 limit=most,
             )
+        self.check(entry)
         self.enter(entry)
         entry.launching = self._tasks.spawn(self._launch(entry, claim), f"launch {entry.id}")
 
@@ -421,3 +423,7 @@ class Sandboxes:
 
 async def _leave(entry: Entry, context: ContextRecord) -> None:
     """It runs on, and nobody knows of it."""
+
+
+def _pass(entry: Entry) -> None:
+    pass

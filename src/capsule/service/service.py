@@ -4,7 +4,7 @@ Service ─┬─ store, providers      opened and closed here
          ├─ sandboxes             owns the tasks that create and end sandboxes
          ├─ pool                  owns ready boxes, and the tasks that launch and remove them
          ├─ resets                owns a task per reset
-         ├─ keys                  owns one task
+         ├─ keys, quotas          own one task each
          ├─ reaper ─ pulse        owns one task
          ├─ snapshots             owns nothing that outlives a call
          ├─ execs, terminals      own nothing that outlives a call
@@ -47,6 +47,7 @@ from capsule.service.lock import DirectoryLock
 from capsule.service.pausing import Pausing
 from capsule.service.pool import Pool, PoolStatus
 from capsule.service.pulse import Pulse
+from capsule.service.quotas import Quotas
 from capsule.service.reaper import Reaper
 from capsule.service.reset import Resets
 from capsule.service.room import Room
@@ -57,6 +58,7 @@ from capsule.service.steps import Steps
 from capsule.service.store import SqliteStore, Store
 from capsule.service.tally import Tally
 from capsule.service.templates import Templates, shares
+from capsule.service.tenants import Tenants
 from capsule.service.terminal import Terminals, TerminalSession
 from capsule.service.usages import SandboxUsage, usages
 from capsule.service.values import (
@@ -93,7 +95,8 @@ class Service:
         self._parts = Parts(config, providers, self._store, self._clock, room, self.happenings)
         late = frozenset(n for n, p in providers.items() if isinstance(p, OnDemand))
         admission = Admission(config, catalog, self._capabilities, self._clock, late=late)
-        self.keys = Keys(AccountFile(config.data_dir), self._clock)
+        accounts = AccountFile(config.data_dir)
+        self.keys = Keys(accounts, self._clock)
         self._pool = Pool(config, providers, catalog, self._clock)
         self.templates = Templates(config, catalog, self._using, let_go=self._pool.let_go)
         self._sandboxes = Sandboxes(self._parts, admission, self._pool)
@@ -112,6 +115,14 @@ class Service:
         self._execs.mark = self.contexts.mark = self.steps.mark
         self.volumes = Volumes(self._parts, self._sandboxes, admission)
         admission.mounts = self.volumes.mounts
+        tenants, permits = Tenants(config, accounts), self._execs.permits
+        self.quotas = Quotas(config, tenants, accounts, self._clock, self._sandboxes, permits)
+        self.quotas.snapshots, self.quotas.volumes = self.snapshots, self.volumes
+        self.keys.also.append(tenants.read)
+        self._sandboxes.check, permits.check = self.quotas.check_create, self.quotas.check_exec
+        self.snapshots.check = self.quotas.check_snapshot
+        self.volumes.check = self.quotas.check_volume
+        self.happenings.listeners.append(self.quotas.hear)
         self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)
         self.reaper.also += [self.snapshots.sweep, self.volumes.sweep]
         self._drained_by = math.inf  # by the loop's clock
@@ -132,6 +143,8 @@ class Service:
             stack.push_async_callback(self._store.aclose)
             await self.keys.open()
             stack.push_async_callback(self.keys.aclose)
+            await self.quotas.open()
+            stack.push_async_callback(self.quotas.aclose)
             for provider in self._parts.providers.values():
                 await self._open_provider(provider, stack)
             stack.push_async_callback(self._pool.aclose)
@@ -366,4 +379,5 @@ class Service:
         self, id: str, *, name: str = "main", rows: int = 24, cols: int = 80
     ) -> TerminalSession:
         """Join the named shell, or start it. Raises CapacityError (viewers, shells)."""
+        self.quotas.check_cpu(self._sandboxes.find(id).tenant)
         return await self._terminals.join(id, name, rows, cols)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 
@@ -51,6 +51,7 @@ class Snapshots:
         self._keepsakes = Keepsakes(parts.config.data_dir / "kept" / KIND, Snapshot)
         self._unsure = False  # there may be snapshots that nobody knows
         self._names: set[str] = set()  # being made
+        self.check: Callable[[Snapshot], None] = _pass  # told when tenants have quotas
         self._held: Counter[str] = Counter()  # layers in use that no record may have
 
     async def open(self) -> None:
@@ -107,7 +108,11 @@ class Snapshots:
                 await self.keep(made)
         return made
 
+    def owners(self) -> set[str]:
+        return {each.tenant for each in self._known.values()}
+
     async def keep(self, made: Snapshot) -> None:
+        self.check(made)
         """On return it outlives a crash of the machine."""
         key = _key(made)
         await self.layered(made.provider).settle([layer.id for layer in made.layers])
@@ -297,3 +302,7 @@ async def _all(tasks: list[asyncio.Task[Sandbox]]) -> list[Sandbox]:
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             raise error
     return [task.result() for task in tasks]
+
+
+def _pass(made: Snapshot) -> None:
+    pass

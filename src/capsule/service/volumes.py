@@ -7,7 +7,7 @@ One that a sandbox has, running or paused, is not deleted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import structlog
@@ -45,6 +45,7 @@ class Volumes:
         self._sandboxes = sandboxes
         self._known: dict[str, Volume] = {}  # by whose they are, and their names
         self._keepsakes = Keepsakes(parts.config.data_dir / "kept" / KIND, Volume)
+        self.check: Callable[[str, int | None], None] = _pass  # told when tenants have quotas
         self._busy: set[str] = set()  # being made or removed
 
     async def open(self) -> None:
@@ -99,6 +100,9 @@ class Volumes:
     async def _note(self, volume: Volume) -> None:
         await self._parts.store.save_kept(KIND, _key(volume), volume.created, volume)
 
+    def owners(self) -> set[str]:
+        return {each.tenant for each in self._known.values()}
+
     def list(self, tenant: str = DEFAULT_TENANT) -> list[Volume]:
         """Oldest first."""
         own = [each for each in self._known.values() if each.tenant == tenant]
@@ -141,6 +145,7 @@ class Volumes:
         validate.metadata(metadata or {})
         if key in self._known or key in self._busy:
             raise ConflictError(f"volume {name} exists already", hint="take another name")
+        self.check(tenant, size)
         of = provider or self._parts.config.provider
         maker = self._volumed(of)
         if size is not None:
@@ -243,3 +248,7 @@ def _check_path(path: str) -> None:
             hint=f"name a folder below {WORKSPACE}, such as {WORKSPACE}/data",
             field="volumes",
         )
+
+
+def _pass(tenant: str, size: int | None) -> None:
+    pass

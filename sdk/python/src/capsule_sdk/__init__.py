@@ -10,11 +10,12 @@ with client.create("python") as capsule:
 from ._client import AsyncCapsuleClient, CapsuleClient
 from ._contexts import AsyncContext, Context
 from ._exec import AsyncExecStream, ExecStream
-from ._keys import AsyncKeys, Keys
+from ._keys import AsyncKeys, KeyInfo, Keys
 from ._runs import ContextInfo, Printed, Result, RunEnd, RunError, RunEvent, RunResult
 from ._sandbox import AsyncCapsule, Capsule
 from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncBuild, AsyncTemplates, Build, Templates
+from ._tenants import AsyncTenants, TenantInfo, Tenants
 from ._volumes import AsyncVolumes, Volumes
 from ._webhooks import AsyncWebhooks, Webhooks, verify_webhook
 from .errors import (
@@ -48,7 +49,6 @@ from .values import (
     FileInfo,
     Gap,
     ImageInfo,
-    KeyInfo,
     Limits,
     Metrics,
     Output,
@@ -76,6 +76,7 @@ __all__ = [
     "AsyncKeys",
     "AsyncSnapshots",
     "AsyncTemplates",
+    "AsyncTenants",
     "AsyncTerminal",
     "AsyncVolumes",
     "AsyncWebhooks",
@@ -127,6 +128,8 @@ __all__ = [
     "StepInfo",
     "TemplateInfo",
     "Templates",
+    "TenantInfo",
+    "Tenants",
     "Terminal",
     "TooLargeError",
     "Transfer",

@@ -17,6 +17,7 @@ from ._rpc import new_key, rpc
 from ._sandbox import AsyncCapsule, Capsule
 from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncTemplates, Templates
+from ._tenants import AsyncTenants, Tenants
 from ._volumes import AsyncVolumes, Volumes
 from ._webhooks import AsyncWebhooks, Webhooks
 from .errors import InvalidError
@@ -136,6 +137,7 @@ class CapsuleClient(ClientMethods):
         self.snapshots = Snapshots(self._driver)
         self.volumes = Volumes(self._driver)
         self.keys = Keys(self._driver)
+        self.tenants = Tenants(self._driver)
         self.webhooks = Webhooks(self._driver)
         self.templates = Templates(self._driver)
 
@@ -188,6 +190,7 @@ class AsyncCapsuleClient(ClientMethods):
         self.snapshots = AsyncSnapshots(self._driver)
         self.volumes = AsyncVolumes(self._driver)
         self.keys = AsyncKeys(self._driver)
+        self.tenants = AsyncTenants(self._driver)
         self.webhooks = AsyncWebhooks(self._driver)
         self.templates = AsyncTemplates(self._driver)
 

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from ._drivers import AsyncDriver, SyncDriver
 from ._flow import Flow, method
 from ._rpc import rpc
-from .values import KeyInfo
+from .values import _known
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """An API key. `key` is what its holder sends; only the answer that made it has it."""
+
+    id: str
+    tenant: str
+    name: str
+    scopes: tuple[str, ...]
+    state: str
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    used_at: datetime | None = None
+    key: str = field(default="", repr=False)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> KeyInfo:
+        names = ("created_at", "expires_at", "revoked_at", "used_at")
+        times = {name: datetime.fromisoformat(body[name]) for name in names if body.get(name)}
+        return _known(cls, {**body, **times, "scopes": tuple(body["scopes"])})
 
 
 class KeyMethods:

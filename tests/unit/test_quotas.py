@@ -1,0 +1,195 @@
+"""Quotas of tenants, over a provider that does as it is told. For real ones see tests/api."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule.errors import CapacityError, ForbiddenError, InvalidError
+from capsule.model import MIB, ExecId, Exit, Layer, Reason
+from capsule.service import CreateRequest, ExecCall, Snapshot
+from capsule.service.accounts import AccountFile
+from capsule.service.caller import Caller
+from capsule.service.happenings import Ended, Happening, Kind
+from tests.support import eventually
+from tests.unit.service_double import Bench, TurnedClock, bench
+
+BLUE, RED = Caller("blue"), Caller("red")
+
+
+async def one(b: Bench, who: Caller = BLUE, **fields: Any) -> str:
+    return (await b.service.create(CreateRequest(**fields), who)).id
+
+
+async def test_sandboxes_at_once_are_each_tenants_own(tmp_path: Path) -> None:
+    async with bench(tmp_path, tenant_sandboxes=2) as b:
+        first, _ = await one(b), await one(b)
+        with pytest.raises(CapacityError, match="blue has 2 sandboxes, its quota is 2") as full:
+            await one(b)
+        details = full.value.details
+        assert (details["quota"], details["used"], details["limit"]) == ("sandboxes", 2, 2)
+        assert 1 <= full.value.retry_after <= 60
+        await one(b, RED)
+        await b.service.delete(first)
+        await one(b)
+
+
+async def test_a_burst_does_not_slip_through(tmp_path: Path) -> None:
+    async with bench(tmp_path, tenant_sandboxes=3) as b:
+        made = await asyncio.gather(*(one(b) for _ in range(10)), return_exceptions=True)
+    assert sum(isinstance(each, str) for each in made) == 3
+    assert sum(isinstance(each, CapacityError) for each in made) == 7
+
+
+async def test_memory_of_live_sandboxes(tmp_path: Path) -> None:
+    async with bench(tmp_path, tenant_memory=300 * MIB) as b:
+        first = await one(b, limits={"memory": 200 * MIB})
+        with pytest.raises(CapacityError, match=f"{200 * MIB} bytes of memory") as full:
+            await one(b, limits={"memory": 200 * MIB})
+        assert full.value.details["asked"] == 200 * MIB
+        await one(b, limits={"memory": 100 * MIB})
+        await b.service.delete(first)
+        await one(b, limits={"memory": 200 * MIB})
+        with pytest.raises(ForbiddenError, match="its quota is"):  # to wait would not help
+            await one(b, limits={"memory": 400 * MIB})
+
+
+async def test_execs_at_once(tmp_path: Path) -> None:
+    async with bench(tmp_path, tenant_execs=2) as b:
+        ids = [await one(b), await one(b), await one(b, RED)]
+        streams = [await b.service.start(id, ExecCall(("wait",))) for id in ids]
+        with pytest.raises(CapacityError, match="blue runs 2 execs, its quota is 2"):
+            await b.service.exec(ids[0], ExecCall(("true",)))
+        await b.service.exec(ids[2], ExecCall(("true",)))
+        await b.service.kill(ids[0], streams[0].exec_id)
+        async for _ in streams[0]:
+            pass
+        await b.service.exec(ids[1], ExecCall(("true",)))
+        for stream in streams:
+            await stream.aclose()
+        assert b.service.quotas.used("blue").execs == 0
+
+
+def used(b: Bench, id: str, cpu_ms: float) -> None:
+    """An exec that has used so much has ended."""
+    exit = Exit(Reason.EXITED, 0, cpu_ms=cpu_ms)
+    ended = Ended(ExecId("e"), ("true",), exit)
+    b.service.happenings.tell(
+        Happening(
+            kind=Kind.FINISHED,
+            at=0.0,
+            sandbox=id,  # type: ignore[arg-type]
+            template="python",
+            provider="fake",
+            tenant="blue",
+            exec=ended,
+        )
+    )
+
+
+async def test_cpu_seconds_of_a_month(tmp_path: Path) -> None:
+    clock = TurnedClock()  # 2027-01-15T08:00:00Z
+    async with bench(tmp_path, clock=clock, tenant_cpu_seconds=10.0) as b:
+        id, other = await one(b), await one(b, RED)
+        used(b, id, 9_000)
+        await b.service.exec(id, ExecCall(("true",)))
+        used(b, id, 1_000)
+        for refused in (
+            functools.partial(b.service.exec, id, ExecCall(("true",))),
+            functools.partial(b.service.terminal, id),
+            functools.partial(one, b),
+        ):
+            with pytest.raises(CapacityError, match="this month, its quota is 10") as full:
+                await refused()
+            assert full.value.details["free_at"] == "2027-02-01T00:00:00Z"
+            assert full.value.retry_after == pytest.approx(16 * 86400 + 16 * 3600)
+        await b.service.exec(other, ExecCall(("true",)))
+    async with bench(tmp_path, clock=clock, tenant_cpu_seconds=10.0) as b:  # it was written down
+        with pytest.raises(CapacityError, match="this month"):
+            await one(b)
+    clock.pass_time(17 * 86400)
+    async with bench(tmp_path, clock=clock, tenant_cpu_seconds=10.0) as b:
+        await one(b)
+
+
+async def test_what_was_seen_while_it_ran_counts_once(tmp_path: Path) -> None:
+    async with bench(tmp_path, tenant_cpu_seconds=10.0) as b:
+        id = await one(b)
+        entry = b.service._sandboxes.find(id)
+        quotas = b.service.quotas
+        quotas._see(entry, 3_000)  # the meter, in the middle of an exec
+        used(b, id, 4_000)
+        assert quotas.used("blue").cpu_seconds == 4.0
+        quotas._see(entry, 5_500)  # an interpreter beside it
+        assert quotas.used("blue").cpu_seconds == 5.5
+        entry.cpu_seen = None  # as of a box that was adopted
+        quotas._see(entry, 100_000)
+        assert quotas.used("blue").cpu_seconds == 5.5
+
+
+async def test_a_day_may_be_the_period(tmp_path: Path) -> None:
+    clock = TurnedClock()
+    async with bench(tmp_path, clock=clock, tenant_cpu_seconds=1, tenant_cpu_period="day") as b:
+        id = await one(b)
+        used(b, id, 1_500)
+        with pytest.raises(CapacityError, match="this day") as full:
+            await b.service.exec(id, ExecCall(("true",)))
+        assert full.value.details["free_at"] == "2027-01-16T00:00:00Z"
+        clock.pass_time(16 * 3600)
+        await b.service.exec(id, ExecCall(("true",)))
+
+
+async def test_storage_of_snapshots_and_volumes(tmp_path: Path) -> None:
+    async with bench(tmp_path, tenant_storage=100 * MIB) as b:
+        quotas, snapshots = b.service.quotas, b.service.snapshots
+        base = Layer("a", 60 * MIB, 1)
+
+        def snapshot(name: str, *layers: Layer) -> Snapshot:
+            return Snapshot(name, "fake", "python", layers, 0.0, {}, "blue")
+
+        snapshots._known["blue/one"] = snapshot("one", base)
+        snapshots._known["blue/two"] = two = snapshot("two", Layer("b", 30 * MIB, 1), base)
+        quotas.check_snapshot(two)
+        assert quotas.storage("blue") == 90 * MIB  # what both have counts once
+        with pytest.raises(ForbiddenError, match="snapshots and volumes") as full:
+            quotas.check_snapshot(snapshot("three", Layer("c", 20 * MIB, 1), base))
+        details = full.value.details
+        assert (details["used"], details["asked"]) == (90 * MIB, 20 * MIB)
+        with pytest.raises(ForbiddenError, match="asks for a volume without a size"):
+            quotas.check_volume("blue", None)
+        with pytest.raises(ForbiddenError):
+            quotas.check_volume("blue", 20 * MIB)
+        quotas.check_volume("blue", 10 * MIB)
+        quotas.check_volume("red", 100 * MIB)
+        del snapshots._known["blue/two"]
+        quotas.check_volume("blue", 40 * MIB)
+
+
+async def test_a_tenant_may_have_quotas_of_its_own(tmp_path: Path) -> None:
+    async with bench(tmp_path, tenant_sandboxes=1) as b:
+        tenants = b.service.quotas.tenants
+        await tenants.set("blue", {"sandboxes": 2, "memory": 4096 * MIB})
+        await one(b), await one(b)
+        await tenants.set("blue", {"sandboxes": 0})
+        await one(b)
+        assert tenants.quota("blue").memory == 4096 * MIB
+        await tenants.set("blue", {}, reset=True)
+        assert tenants.quota("blue") == tenants.default
+        with pytest.raises(CapacityError, match="its quota is 1"):
+            await one(b)
+        for wrong in ({"sandboxes": -1}, {"wheels": 4}, {"execs": 1.5}, {"memory": True}):
+            with pytest.raises(InvalidError, match="is no quota"):
+                await tenants.set("blue", wrong)
+
+
+async def test_another_process_may_set_them(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        file = AccountFile(b.service.config.data_dir)
+        await asyncio.to_thread(file.set_quota, "blue", {"sandboxes": 7})
+        tenants = b.service.quotas.tenants
+        await eventually(lambda: tenants.quota("blue").sandboxes == 7, what="the quota is known")
+        assert tenants.quota("red").sandboxes == 0
