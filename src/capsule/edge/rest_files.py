@@ -52,13 +52,19 @@ class NewMode(s.Shape, kw_only=True, frozen=True):
     mode: s.Mode
 
 
+def _with_path(about: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI documents what a handler has as an argument; they take this from the URL itself."""
+    path = {"name": "path", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {**about, "openapi_extra": {**about["openapi_extra"], "parameters": [path]}}
+
+
 def file_routes(verbs: Verbs, files: FileVerbs, types: Described) -> APIRouter:
     router = APIRouter(prefix="/v1/sandboxes/{id}", route_class=Route, tags=["files"])
     service = verbs.service
 
     def at(method: str, where: str, **about: Any) -> Callable[[Handler], Handler]:
         """A route with the path in the URL, and the same with the path in the query."""
-        in_url = router.api_route(f"/{where}/{{path:path}}", methods=[method], **about)
+        in_url = router.api_route(f"/{where}/{{path:path}}", methods=[method], **_with_path(about))
         in_query = router.api_route(f"/{where}", methods=[method], **about, include_in_schema=False)
         return lambda handler: in_url(in_query(handler))
 
@@ -67,7 +73,7 @@ def file_routes(verbs: Verbs, files: FileVerbs, types: Described) -> APIRouter:
         """A file's content, or the part of it that Range asks for."""
         return await open_download(service.files(id), path_of(request), request)
 
-    @at("HEAD", "files", **describe(types))
+    @at("HEAD", "files", **describe(types, raw=OCTETS))
     async def head(id: str, request: Request) -> Response:
         """A file's size and ETag."""
         stat = await stat_file(service.files(id), path_of(request))

@@ -90,8 +90,13 @@ def _content(types: Described, shape: Any, media: str | None) -> dict[str, Any]:
         types.add(shape)
         content["application/json"] = {"schema": {"$ref": REF.format(name=shape.__name__)}}
     if media is not None:
-        content[media] = {"schema": {"type": "string", "format": "binary"}}
+        content[media] = {} if media in _SHAPELESS else {"schema": _BYTES}
     return content
+
+
+_BYTES = {"type": "string", "format": "binary"}
+# JSON of any shape, and events, which OpenAPI has no words for.
+_SHAPELESS = frozenset({"application/json", "text/event-stream"})
 
 
 class ErrorBody(msgspec.Struct):

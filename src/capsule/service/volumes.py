@@ -137,7 +137,8 @@ class Volumes:
     ) -> Volume:
         """`size`: the most bytes that it holds, where the host can see to that.
 
-        Raises ConflictError (the name is taken), NotSupportedError, NoSpaceError.
+        Raises ConflictError (the name is taken), NotFoundError (the provider), NotSupportedError,
+        NoSpaceError.
         """
         key = named(tenant, validate.name("name", name))
         if size is not None:
@@ -146,7 +147,7 @@ class Volumes:
         if key in self._known or key in self._busy:
             raise ConflictError(f"volume {name} exists already", hint="take another name")
         self.check(tenant, size)
-        of = provider or self._parts.config.provider
+        of = self._admission.provider(provider)
         maker = self._volumed(of)
         if size is not None:
             what = "hold volumes to a size"
