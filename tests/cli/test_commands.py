@@ -174,6 +174,7 @@ def image(path: Path, busybox: Path) -> Path:
     return path
 
 
+@pytest.mark.timeout(60)
 def test_an_image_becomes_a_template_and_goes_again(cli: Cli) -> None:
     busybox = Path("/bin/busybox")
     if not busybox.exists():

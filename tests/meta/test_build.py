@@ -91,6 +91,7 @@ def test_setup_says_what_is_missing_where_there_is_no_python(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(90)
 def test_the_agent_builds_against_musl_too(tmp_path: Path) -> None:
     if shutil.which("musl-gcc") is None:
         component_missing("musl-gcc is not installed")
