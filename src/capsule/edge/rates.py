@@ -41,19 +41,17 @@ class Window(NamedTuple):
 class Limit:
     """One of the two."""
 
-    def __init__(self, rate: str, what: str) -> None:
-        from limits import parse  # an eighth of a second; most servers have no limits
-        from limits.storage import MemoryStorage
-        from limits.strategies import MovingWindowRateLimiter
+    def __init__(self, rate: str, what: str, windows: Any) -> None:
+        from limits import parse
 
         self._rate = parse(rate)
         self._what = what
-        self._windows: Any = MovingWindowRateLimiter(MemoryStorage())
+        self._windows = windows
 
     def take(self, who: str, count: int = 1) -> Window:
         """Raises CapacityError."""
-        taken = self._windows.hit(self._rate, who, cost=count)
-        stats = self._windows.get_window_stats(self._rate, who)
+        taken = self._windows.hit(self._rate, self._what, who, cost=count)
+        stats = self._windows.get_window_stats(self._rate, self._what, who)
         wait = max(stats.reset_time - time.time(), 0.0)
         window = Window(self._rate.amount, stats.remaining, wait)
         if not taken:
@@ -70,8 +68,12 @@ class TooOftenError(CapacityError):
 
 class Rates:
     def __init__(self, config: Config) -> None:
-        self._of_key = _limit(config.rate_limit_key, "with this key")
-        self._of_address = _limit(config.rate_limit_address, "from this address")
+        self._of_key: Limit | None = None
+        self._of_address: Limit | None = None
+        if config.rate_limit_key or config.rate_limit_address:
+            windows = _windows()
+            self._of_key = _limit(config.rate_limit_key, "with this key", windows)
+            self._of_address = _limit(config.rate_limit_address, "from this address", windows)
 
     def __bool__(self) -> bool:
         return self._of_key is not None or self._of_address is not None
@@ -85,8 +87,16 @@ class Rates:
         return self._of_key.take(f"{caller.tenant}/{caller.key_id}", count)
 
 
-def _limit(rate: str | None, what: str) -> Limit | None:
-    return Limit(rate, what) if rate else None
+def _windows() -> Any:
+    """One for both: each has a thread that clears up after a request."""
+    from limits.storage import MemoryStorage  # an eighth of a second; most servers have no limits
+    from limits.strategies import MovingWindowRateLimiter
+
+    return MovingWindowRateLimiter(MemoryStorage())
+
+
+def _limit(rate: str | None, what: str, windows: Any) -> Limit | None:
+    return Limit(rate, what, windows) if rate else None
 
 
 class Told:
