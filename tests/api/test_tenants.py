@@ -282,7 +282,8 @@ ON_SANDBOX = [
 ]
 BY_NAME = ["snapshot.v1.get", "snapshot.v1.delete", "volume.v1.get", "volume.v1.delete"]
 BY_NAME += ["template.v1.get", "template.v1.delete"]
-BY_NAME += [f"webhook.v1.{verb}" for verb in ("get", "delete", "deliveries", "redeliver")]
+BY_NAME += ["webhook.v1.get", "webhook.v1.delete", "webhook.v1.deliveries"]
+BY_NAME += ["webhook.v1.redeliver"]
 LISTS = ["sandbox.v1.list", "snapshot.v1.list", "volume.v1.list", "template.v1.list"]
 LISTS += ["webhook.v1.list"]
 MAKE = {
