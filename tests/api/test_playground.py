@@ -269,6 +269,9 @@ async def test_trees_that_are_too_large(session: Session) -> None:
     for _ in range(70):
         deep = folder("d", deep)
     refused(await session.post("sync", files=[deep]), 413, "too_large")
+    # Neither in one name: to look at what leads to each of these files took minutes.
+    deep = folder("/".join("d" * 1900), *(file(f"f{n}") for n in range(9000)))
+    refused(await session.post("sync", files=[deep]), 413, "too_large")
     large = file("large", "x" * (17 * 1024 * 1024))
     assert "PUT /v1/sandboxes" in refused(
         await session.post("sync", files=[large]), 413, "too_large"
@@ -319,6 +322,9 @@ async def test_a_folder_in_the_place_of_a_file_is_a_conflict(session: Session) -
         '{"hash":"","size":0,"mtime":0}},"folders":["..",""]}\' > $N',
         "rm $N; head -c 9000000 /dev/zero > $N",
         "chmod 0 $N",
+        # Its depth is the program's own affair; a server that took it apart ran out of memory.
+        """D=$(head -c 30000 /dev/zero | tr '\\0' d | sed 's,d,d/,g')
+        printf '{"files":{"%sd":{"hash":"","size":0,"mtime":0}},"folders":["%sd"]}' $D $D > $N""",
     ],
 )
 async def test_a_program_that_spoils_our_note_harms_only_itself(

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -67,7 +67,7 @@ class _Walk:
 
     def all(self, nodes: Sequence[FileNode], parent: str, depth: int) -> None:
         if depth > MAX_DEPTH:
-            raise TooLargeError(f"files: deeper than {MAX_DEPTH} folders", limit=MAX_DEPTH)
+            raise _too_deep()
         for node in nodes:
             path = join(parent, inside_workspace(node.name, field="files"))
             self._see(path, node)
@@ -76,8 +76,9 @@ class _Walk:
             if node.deleted:
                 self.tree.deleted.append(path)
                 continue
-            for folder in parents(path):
-                self._folder(folder)
+            if path.rpartition("/")[0] not in self._folders:
+                for folder in parents(path):
+                    self._folder(folder)
             if node.type == "folder":
                 self._folder(path)
                 self.all(node.children or (), path, depth + 1)
@@ -90,6 +91,8 @@ class _Walk:
     def _see(self, path: str, node: FileNode) -> None:
         if len(path.encode("utf-8", "surrogateescape")) > MAX_PATH:
             raise invalid_field("files", f"{brief(path)} has more than {MAX_PATH} bytes")
+        if path.count("/") > MAX_DEPTH:  # a name may be a path
+            raise _too_deep()
         if path in self._seen or (path in self._folders and node.type == "file"):
             raise invalid_field("files", f"{brief(path)} is there twice")
         self._seen.add(path)
@@ -105,6 +108,10 @@ class _Walk:
         self.tree.folders.append(path)
 
 
+def _too_deep() -> TooLargeError:
+    return TooLargeError(f"files: deeper than {MAX_DEPTH} folders", limit=MAX_DEPTH)
+
+
 def join(parent: str, name: str) -> str:
     return f"{parent}/{name}" if parent else name
 
@@ -113,3 +120,14 @@ def parents(path: str) -> list[str]:
     """The folders that it is in, outermost first."""
     words = path.split("/")
     return ["/".join(words[:end]) for end in range(1, len(words))]
+
+
+def above(paths: Iterable[str]) -> set[str]:
+    """All the folders that these are in. Each is looked at once, however much is in it."""
+    found: set[str] = set()
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from capsule.edge.file_tree import Tree, parents
+from capsule.edge.file_tree import MAX_DEPTH, MAX_PATH, Tree, above, parents
 from capsule.edge.paths import inside_workspace
 from capsule.errors import (
     ConflictError,
@@ -120,7 +120,7 @@ class _Sync:
         return [path for path in self._before.files if path not in wanted]
 
     async def _look(self, paths: Iterable[str]) -> None:
-        folders = {folder for path in paths for folder in parents(path)}
+        folders = above(paths)
         folders.update(self._tree.folders, self._before.folders)
         await self._list("")
         for folder in sorted(folders):  # parents come first
@@ -139,9 +139,8 @@ class _Sync:
         tree = self._tree
         for path in (*tree.folders, *tree.files, *tree.kept):
             self._refuse_link(path)
-        for path in tree.deleted:
-            for folder in parents(path):
-                self._refuse_link(folder)
+        for folder in above(tree.deleted):
+            self._refuse_link(folder)
 
     def _refuse_link(self, path: str) -> None:
         found = self._there.get(path)
@@ -255,6 +254,9 @@ def _hash(content: bytes) -> str:
 
 
 def _is_ours(path: str) -> bool:
+    """A path that a sync could have written. The depth of others would be paid for here."""
+    if len(path) > MAX_PATH or path.count("/") > MAX_DEPTH:
+        return False
     try:
         return inside_workspace(path, field="path") == path
     except InvalidError:
