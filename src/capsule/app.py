@@ -20,6 +20,7 @@ from importlib.metadata import version as installed_version
 import uvloop
 from starlette.types import ASGIApp
 
+from capsule.audit.trail import Trail
 from capsule.catalog import load_catalog
 from capsule.config import Config, check_exposure, is_loopback
 from capsule.edge.drain import Gate
@@ -53,13 +54,15 @@ def build_app(
     gate: Gate | None = None,
     sessions: Sessions | None = None,
     webhooks: Webhooks | None = None,
+    trail: Trail | None = None,
 ) -> ASGIApp:
     """Every surface over an open service. `gate` is what a graceful stop works with; without
     `sessions` and `webhooks`, which are opened after the service, those who ask for one are
-    refused."""
+    refused, and without `trail` nothing is written down."""
     found = sessions or Sessions(config, service)
     hooks = webhooks or Webhooks(config, Happenings())
-    return build_site(config, service, gate or Gate(), version(), found, hooks)
+    kept = trail or Trail(config, Happenings())
+    return build_site(config, service, gate or Gate(), version(), found, hooks, kept)
 
 
 @contextlib.asynccontextmanager
@@ -96,16 +99,24 @@ def serve(config: Config, announce: Announce | None = None) -> None:
         runner.run(_serve(config, announce or banner))
 
 
+@contextlib.asynccontextmanager
+async def trail_of(config: Config, service: Service) -> AsyncIterator[Trail]:
+    trail = Trail(config, service.happenings)
+    async with trail if config.audit != "no" else contextlib.nullcontext():
+        yield trail
+
+
 async def _serve(config: Config, announce: Announce) -> None:
     # Bound first: a port that is taken must not cost the start of everything else.
     with bind(config) as listener:
         async with (
             open_service(config) as service,
             Webhooks(config, service.happenings) as webhooks,
+            trail_of(config, service) as trail,
             Sessions(config, service) as sessions,
         ):
             gate = Gate()
-            app = build_app(config, service, gate, sessions, webhooks)
+            app = build_app(config, service, gate, sessions, webhooks, trail)
             text = announce(config, service, listener.getsockname()[1])
             ready = functools.partial(_say, text)
             server = Server(config, app, gate, on_drain=service.drain, on_ready=ready)

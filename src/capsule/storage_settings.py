@@ -14,6 +14,18 @@ _YEARS = 3650 * _DAY
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class StorageSettings:
+    audit: str = field(
+        default="auto",
+        metadata=about(
+            "choice",
+            "whether to write down who did what; auto: once somebody has used a key",
+            choices=("auto", "yes", "no"),
+        ),
+    )
+    audit_ttl: float = field(
+        default=90 * _DAY,
+        metadata=about("seconds", "how long that is kept", low=3600.0, high=_YEARS),
+    )
     storage_dir: Path | None = field(
         default=None,
         metadata=about(

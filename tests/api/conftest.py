@@ -7,6 +7,7 @@ import httpx
 import msgspec
 import pytest
 
+from capsule.audit.trail import Trail
 from capsule.config import Config
 from capsule.edge.drain import Gate
 from capsule.edge.files import FileVerbs
@@ -38,7 +39,9 @@ async def box(api: Api) -> AsyncIterator[str]:
 def api_params() -> dict[str, list[str]]:
     """The names of all JSON-RPC methods, and of their params."""
     config, service = Config(), cast(Service, ServiceDouble())
-    verbs = Verbs(config, service, Gate(), Webhooks(config, Happenings()))
+    happenings = Happenings()
+    hooks, trail = Webhooks(config, happenings), Trail(config, happenings)
+    verbs = Verbs(config, service, Gate(), hooks, trail)
     methods = build_methods(verbs, FileVerbs(config, service))
     return {
         name: [field.encode_name for field in msgspec.structs.fields(method.params)]

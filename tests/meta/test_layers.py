@@ -38,6 +38,7 @@ HEIGHT = {
     "registry_file": 4,
     "sessions": 5,
     "webhooks": 5,
+    "audit": 5,
     "edge": 6,
     "app": 7,
     "orchestrator": 8,

@@ -17,6 +17,7 @@ import ipaddress
 from collections.abc import Sequence
 from functools import lru_cache
 
+import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from capsule.config import Config, is_loopback
@@ -153,6 +154,7 @@ class KeyGuard:
             scope[CALLER] = NOBODY
             return
         caller = scope[CALLER] = await self._identity.caller(scope)
+        structlog.contextvars.bind_contextvars(tenant=caller.tenant, key=caller.key_id)
         if told is not None:
             told.note(self._rates.take_key(caller))
             scope[CHARGE] = functools.partial(self._charge, caller, scope[ADDRESS])

@@ -18,6 +18,7 @@ from capsule.edge import views as v
 from capsule.edge import webhooks as w
 from capsule.edge.files import FileVerbs
 from capsule.edge.rpc import Method
+from capsule.edge.trail import ListTrail, TrailView
 from capsule.edge.verbs import Verbs
 from capsule.model import Usage
 from capsule.service import PoolStatus
@@ -88,6 +89,7 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "tenant.v1.get": Method(t.OfTenant, tenants.get, t.TenantView),
         "tenant.v1.list": Method(s.Nothing, tenants.list, t.TenantsView),
         "tenant.v1.set": Method(t.SetTenant, tenants.set, t.TenantView),
+        "audit.v1.list": Method(ListTrail, verbs.trail.list, TrailView),
         "key.v1.create": Method(k.CreateKey, keys.create, k.KeyView),
         "key.v1.list": Method(k.ListKeys, keys.list, k.KeysView),
         "key.v1.revoke": Method(k.OfKey, keys.revoke, k.KeyView),

@@ -168,6 +168,19 @@ def _requests(observed: Observed) -> Iterator[Family | Spreads]:
         ("method", "route"),
         list(observed.seconds.copy().items()),
     )
+    yield Family(
+        "counter",
+        "capsule_rpc_calls",
+        "Calls of JSON-RPC by method and how they went: ok, or the code of the error.",
+        ("method", "code"),
+        [(labels, float(count)) for labels, count in observed.calls.copy().items()],
+    )
+    yield Spreads(
+        "capsule_rpc_call_seconds",
+        "How long calls of JSON-RPC took.",
+        ("method",),
+        [((method,), spread) for method, spread in observed.call_seconds.copy().items()],
+    )
     yield _one("capsule_http_open", "Requests and WebSockets that are not over.", observed.open)
 
 

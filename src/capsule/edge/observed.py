@@ -16,7 +16,11 @@ from typing import NamedTuple
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from capsule.audit.trail import Trail
+from capsule.edge.identity import ADDRESS, CALLER
+from capsule.edge.scopes import METHODS
 from capsule.service import Happening, Spread
+from capsule.service.caller import Caller, KeyScope
 
 log = structlog.get_logger(__name__)
 
@@ -36,8 +40,11 @@ class Request(NamedTuple):
 class Observed:
     """What was asked and how it was answered, since the server started."""
 
-    def __init__(self, *, log: bool = False) -> None:
+    def __init__(self, trail: Trail, *, log: bool = False) -> None:
+        self._trail = trail
         self._log = log
+        self.calls: Counter[tuple[str, str]] = Counter()  # JSON-RPC: method, and how it went
+        self.call_seconds: defaultdict[str, Spread] = defaultdict(Spread)
         self.requests: Counter[Request] = Counter()
         # By method and route, until the answer begins.
         self.seconds: defaultdict[tuple[str, str], Spread] = defaultdict(Spread)
@@ -62,7 +69,7 @@ class Observed:
                 await app(scope, receive, answer)
             finally:
                 self.open -= 1
-                structlog.contextvars.unbind_contextvars("request")
+                structlog.contextvars.unbind_contextvars("request", "tenant", "key")
 
         return observed
 
@@ -70,11 +77,29 @@ class Observed:
         request = Request(scope.get("method", "WS"), route_of(scope), status)
         self.requests[request] += 1
         self.seconds[request.method, request.route].add(seconds)
+        if request.method not in _LOOKS and request.route not in ("/rpc", NOWHERE):
+            self._note(scope, f"{request.method} {request.route}", status)
         if self._log:
             ms = round(seconds * 1000, 2)
             log.info("request", **request._asdict(), ms=ms, **_subjects(scope))
 
+    def _note(self, scope: Scope, what: str, status: int) -> None:
+        caller: Caller | None = scope.get(CALLER)
+        if caller is not None:
+            subjects = {"address": scope.get(ADDRESS, ""), **_subjects(scope)}
+            self._trail.note(what, tenant=caller.tenant, status=status, **subjects)
 
+    def called(self, call: str, caller: Caller, on: str | None, error: str, seconds: float) -> None:
+        """A call of JSON-RPC; `on` is its sandbox."""
+        self.calls[call, error or "ok"] += 1
+        self.call_seconds[call].add(seconds)
+        if METHODS.get(call) is not KeyScope.READ:
+            self._trail.note(call, tenant=caller.tenant, sandbox=on or "", error=error)
+        if self._log:
+            log.info("call", call=call, sandbox=on, error=error, ms=round(seconds * 1000, 2))
+
+
+_LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 _STARTS = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
 )

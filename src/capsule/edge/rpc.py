@@ -11,6 +11,7 @@ This is the hot path: a plain ASGI function, msgspec in and out, no framework be
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -98,6 +99,14 @@ def method_not_found(name: str) -> ProtocolFault:
     return ProtocolFault(-32601, "Method not found", cause)
 
 
+# Method, who called, which sandbox, the code of its error, seconds.
+Called = Callable[[str, Caller, str | None, str, float], None]
+
+
+def untold(*_: object) -> None:
+    pass
+
+
 class Call(NamedTuple):
     """One entry of a batch, understood as far as possible."""
 
@@ -118,10 +127,15 @@ class Rpc:
     """The ASGI endpoint over a table of methods."""
 
     def __init__(
-        self, methods: Mapping[str, Method], scopes: Mapping[str, KeyScope] = METHODS
+        self,
+        methods: Mapping[str, Method],
+        scopes: Mapping[str, KeyScope] = METHODS,
+        called: Called = untold,
     ) -> None:
-        """`scopes` says what each method needs. Raises LookupError if it does not."""
+        """`scopes` says what each method needs. Raises LookupError if it does not. `called` is told
+        of every call that was carried out."""
         self._methods = methods
+        self._called = called
         self._scopes = {name: method_scope(name, scopes) for name in methods}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,11 +219,16 @@ class Rpc:
     async def _carry_out(self, call: Call, caller: Caller) -> tuple[Any, CapsuleError | None]:
         if call.error is not None or call.method is None:
             return None, call.error
+        began, known = time.perf_counter(), None
         try:
             caller.require(self._scopes[call.name], call.name)
             return await call.method.run(caller, call.params), None
         except Exception as error:  # the edge: whatever it is becomes an answer
-            return None, understand(error)
+            known = understand(error)
+            return None, known
+        finally:
+            took, code = time.perf_counter() - began, known.code if known else ""
+            self._called(call.name, caller, call.method.lane(call.params), code, took)
 
 
 def _lanes(calls: Sequence[Call]) -> list[list[int]]:

@@ -84,6 +84,7 @@ METHODS: dict[str, KeyScope] = {
     "tenant.v1.get": READ,  # one's own
     "tenant.v1.list": ADMIN,
     "tenant.v1.set": ADMIN,
+    "audit.v1.list": ADMIN,
     "key.v1.create": ADMIN,
     "key.v1.list": ADMIN,
     "key.v1.revoke": ADMIN,
@@ -146,6 +147,7 @@ ROUTES: dict[str, dict[str, KeyScope | None]] = {
     "/v1/templates": {"GET": READ},
     "/v1/templates/{name}": {"GET": READ, "DELETE": RUN},
     "/v1/templates/{name}/build": {"POST": RUN},
+    "/v1/audit": {"GET": ADMIN},
     "/v1/webhooks": {"GET": READ, "POST": RUN},
     "/v1/webhooks/{webhook_id}": {"GET": READ, "DELETE": RUN},
     "/v1/webhooks/{webhook_id}/deliveries": {"GET": READ},

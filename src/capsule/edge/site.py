@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from capsule.audit.trail import Trail
 from capsule.config import Config
 from capsule.edge import docs_page, metrics
 from capsule.edge.drain import Gate
@@ -37,6 +38,7 @@ from capsule.edge.rest_sessions import session_routes
 from capsule.edge.rest_snapshots import snapshot_routes
 from capsule.edge.rest_templates import template_routes
 from capsule.edge.rest_tenants import tenant_routes
+from capsule.edge.rest_trail import trail_routes
 from capsule.edge.rest_volumes import volume_routes
 from capsule.edge.rest_webhooks import webhook_routes
 from capsule.edge.routing import Described, add_schemas, reply
@@ -69,9 +71,10 @@ def build_site(
     version: str,
     sessions: Sessions,
     webhooks: Webhooks,
+    trail: Trail,
 ) -> ASGIApp:
-    verbs, files = Verbs(config, service, gate, webhooks), FileVerbs(config, service)
-    rpc = Rpc(build_methods(verbs, files))
+    verbs, files = Verbs(config, service, gate, webhooks, trail), FileVerbs(config, service)
+    rpc = Rpc(build_methods(verbs, files), called=verbs.observed.called)
     web = build_web(verbs, files, version, sessions=SessionVerbs(sessions, gate))
 
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,6 +114,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: Session
         key_routes(verbs.keys, types),
         tenant_routes(verbs.tenants, types),
         webhook_routes(verbs.webhooks, types),
+        trail_routes(verbs.trail, types),
         agent_routes(verbs.agents, types),
         playground_routes(verbs.playground, types),
         session_routes(sessions, types),

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
+from capsule.audit.trail import Trail
 from capsule.config import Config
 from capsule.edge import shapes as s
 from capsule.edge import views as v
@@ -25,6 +26,7 @@ from capsule.edge.playground import PlaygroundVerbs
 from capsule.edge.snapshot_verbs import SnapshotVerbs
 from capsule.edge.template_verbs import TemplateVerbs
 from capsule.edge.tenants import TenantVerbs
+from capsule.edge.trail import TrailVerbs
 from capsule.edge.volume_verbs import VolumeVerbs
 from capsule.edge.webhooks import WebhookVerbs
 from capsule.errors import NotFoundError
@@ -48,11 +50,14 @@ ALL_TENANTS = "*"
 
 
 class Verbs:
-    def __init__(self, config: Config, service: Service, gate: Gate, webhooks: Webhooks) -> None:
+    def __init__(
+        self, config: Config, service: Service, gate: Gate, webhooks: Webhooks, trail: Trail
+    ) -> None:
         self.config = config
         self.service = service
         self.gate = gate
-        self.observed = Observed(log=config.log_requests == "yes")
+        self.observed = Observed(trail, log=config.log_requests == "yes")
+        self.trail = TrailVerbs(trail)
         self.templates = TemplateVerbs(config, service, gate)
         self.snapshots = SnapshotVerbs(service, gate)
         self.volumes = VolumeVerbs(service, gate)

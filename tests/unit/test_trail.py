@@ -1,0 +1,138 @@
+"""The trail: who did what, in a chain that shows whoever changes it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+import structlog
+
+from capsule.audit import trail as module
+from capsule.audit.trail import FILE, Trail, verify_file
+from capsule.config import load_config
+from capsule.model import ExecId, Exit, Reason, SandboxId
+from capsule.service.happenings import Ended, Happening, Happenings, Kind
+from tests.support import eventually
+from tests.unit.service_double import TurnedClock
+
+
+@asynccontextmanager
+async def trail(
+    folder: Path, *, mode: str = "yes", clock: TurnedClock | None = None
+) -> AsyncIterator[tuple[Trail, Happenings]]:
+    happenings = Happenings()
+    config = load_config({}, data_dir=folder, audit=mode)
+    async with Trail(config, happenings, clock) as made:
+        yield made, happenings
+
+
+async def all_of(made: Trail, **wanted: object) -> list[dict[str, object]]:
+    asked = {"tenant": None, "sandbox": None, "before": None, "most": 100, **wanted}
+    return await made.entries(**asked)  # type: ignore[arg-type]
+
+
+async def test_it_says_who_what_and_which(tmp_path: Path) -> None:
+    async with trail(tmp_path) as (made, happenings):
+        with structlog.contextvars.bound_contextvars(key="k1", request="r1"):
+            made.note("POST /v1/volumes", tenant="acme", status=201)
+            exit = Exit(Reason.EXITED, 3, duration_ms=5.0)
+            ended = Ended(ExecId("e1"), ("rm", "-rf", "secret"), exit)
+            happenings.tell(
+                Happening(Kind.FINISHED, 1.0, SandboxId("b1"), "bash", "local", "acme", exec=ended)
+            )
+        happenings.tell(
+            Happening(Kind.EXPIRED, 2.0, SandboxId("b1"), "bash", "local", "acme", "its time")
+        )
+
+        async def three() -> list[dict[str, object]]:
+            found = await all_of(made)
+            return found if len(found) == 3 else []
+
+        expired, finished, made_one = await eventually(three, what="written")
+        assert (made_one["what"], made_one["actor"], made_one["request"]) == (
+            *("POST /v1/volumes", "k1", "r1"),
+        )
+        assert made_one["status"] == 201
+        assert (finished["sandbox"], finished["exec"], finished["exit_code"]) == ("b1", "e1", 3)
+        assert finished["program"] == "rm"
+        assert "secret" not in str(finished)
+        assert (expired["actor"], expired["reason"]) == ("server", "its time")
+        assert [each["seq"] for each in await all_of(made, sandbox="b1")] == [3, 2]
+        assert await all_of(made, tenant="other") == []
+        assert [each["seq"] for each in await all_of(made, before=3, most=1)] == [2]
+
+
+async def test_it_goes_on_over_a_restart_and_whoever_changes_it_is_found(tmp_path: Path) -> None:
+    for n in range(3):
+        async with trail(tmp_path) as (made, _):
+            for i in range(4):
+                made.note(f"call {n} {i}", tenant="default")
+    path = tmp_path / FILE
+    verdict = verify_file(path)
+    assert (verdict.entries, verdict.broken) == (12, ())
+    for change in (
+        "UPDATE trail SET body = replace(CAST(body AS TEXT), 'call 1 2', 'call 9 9')",
+        "DELETE FROM trail WHERE seq = 5",
+        "UPDATE trail SET seq = 50 WHERE seq = 12",
+    ):
+        other = tmp_path / "copy.db"
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(other)) as copy:
+            source.backup(copy)
+            copy.execute(change)
+            copy.commit()
+        assert verify_file(other).broken, change
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DELETE FROM trail WHERE seq > 10")
+        db.commit()
+    assert verify_file(path).broken == ()
+    assert verify_file(path, verdict.head).broken, "the head that was written down is gone"
+
+
+async def test_what_is_old_goes_and_the_chain_still_holds(tmp_path: Path) -> None:
+    clock = TurnedClock()
+    async with trail(tmp_path, clock=clock) as (made, _):
+        made.note("old", tenant="default")
+        await eventually(lambda: all_of(made), what="written")
+        clock.pass_time(91 * 86400)
+        made.note("new", tenant="default")
+
+        async def both() -> bool:
+            return len(await all_of(made)) == 2
+
+        await eventually(both, what="written")
+        await made._forget(clock.now() - 90 * 86400)
+        assert [each["what"] for each in await all_of(made)] == ["new"]
+    verdict = verify_file(tmp_path / FILE)
+    assert (verdict.entries, verdict.broken) == (1, ())
+
+
+@pytest.mark.parametrize(("mode", "written"), [("auto", ["k1", "server"]), ("yes", ["local"])])
+async def test_where_nobody_has_a_key_nothing_is_written_unless_it_is_wanted(
+    tmp_path: Path, mode: str, written: list[str]
+) -> None:
+    async with trail(tmp_path, mode=mode) as (made, _):
+        with structlog.contextvars.bound_contextvars(key="local"):
+            made.note("by the operator", tenant="default")
+        if mode == "auto":
+            made.note("by the server itself", tenant="default")
+            with structlog.contextvars.bound_contextvars(key="k1"):
+                made.note("by a key", tenant="default")
+            await eventually(lambda: all_of(made), what="written")
+            made.note("by the server itself", tenant="default")
+    async with trail(tmp_path, mode=mode) as (made, _):
+        found = await all_of(made)
+    assert [each["actor"] for each in reversed(found)] == written
+
+
+async def test_what_cannot_be_written_does_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    async with trail(tmp_path) as (made, _):
+        for i in range(6):  # nobody takes them in between
+            made.note(f"call {i}", tenant="default")
+    verdict = verify_file(tmp_path / FILE)
+    assert (verdict.entries, verdict.broken) == (3, ())
