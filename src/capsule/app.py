@@ -113,6 +113,7 @@ async def _serve(config: Config, announce: Announce) -> None:
             open_service(config) as service,
             Webhooks(config, service.happenings) as webhooks,
             trail_of(config, service) as trail,
+            contextlib.aclosing(service),  # before those two: they hear of what it ends
             Sessions(config, service) as sessions,
         ):
             gate = Gate()

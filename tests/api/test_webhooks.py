@@ -3,7 +3,9 @@ does."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -109,3 +111,14 @@ def test_by_default_they_lead_to_public_addresses_alone() -> None:
     with real_server() as server, CapsuleClient(server.url) as client:
         with pytest.raises(InvalidError, match=r"169\.254\.169\.254 is not a public address"):
             client.webhooks.create("http://169.254.169.254/latest/meta-data/")
+
+
+def test_what_ends_with_the_server_is_told_too(inbox: Inbox) -> None:
+    with real_server(WEBHOOK_TARGETS="any") as server:
+        with CapsuleClient(server.url) as client:
+            client.webhooks.create(inbox.url, events=["sandbox.deleted"])
+            client.create("bash")
+        server.process.terminate()
+        server.process.wait(15)
+        with contextlib.closing(sqlite3.connect(server.base / "data/webhooks.db")) as db:
+            assert db.execute("SELECT event FROM delivery").fetchall() == [("sandbox.deleted",)]

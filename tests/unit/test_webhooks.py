@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import heapq
 import hmac
 import ipaddress
 import json
@@ -11,6 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -262,6 +265,49 @@ async def test_a_slow_receiver_does_not_keep_the_others_waiting(tmp_path: Path) 
             happenings.tell(happened())
         await eventually(lambda: len(quick.taken) == 30, what="the other has all")
         assert len(slow.taken) <= hooks.AT_ONCE_EACH
+
+
+async def test_what_waits_for_a_slow_receiver_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[object] = []
+
+    def counted(heap: list[Any]) -> Any:
+        moved.append(heap[0])
+        return heapq.heappop(heap)
+
+    monkeypatch.setattr(hooks, "heapq", SimpleNamespace(heappop=counted, heappush=heapq.heappush))
+    async with (
+        receiver() as slow,
+        receiver() as quick,
+        webhooks(tmp_path) as (made, happenings),
+    ):
+        slow.answers = [b"silence"] * 500
+        behind = await made.create("default", slow.url)
+        await made.create("default", quick.url, events=["sandbox.deleted"])
+        for kind in [Kind.CREATED] * 200 + [Kind.DELETED] * 10:
+            happenings.tell(happened(kind))
+        await eventually(lambda: len(quick.taken) == 10, what="the other has all")
+        assert len(moved) <= 10 + hooks.AT_ONCE_EACH
+        await made.delete("default", behind.id)
+        happenings.tell(happened(Kind.DELETED))
+        await eventually(lambda: len(quick.taken) == 11, what="and goes on without it")
+
+
+async def test_a_name_that_cannot_be_one_is_tried_again_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "RETRIES", ())
+    async with webhooks(tmp_path) as (made, happenings):
+        hook = await made.create("default", f"http://{'a' * 70}.example/")
+        happenings.tell(happened())
+
+        async def given_up() -> Delivery | None:
+            delivery = await newest(made, hook)
+            return delivery if delivery and delivery.state is Delivered.FAILED else None
+
+        delivery = await eventually(given_up, what="given up")
+        assert delivery and "is no name" in delivery.attempts[0].error
 
 
 async def test_there_are_not_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

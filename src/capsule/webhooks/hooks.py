@@ -50,6 +50,8 @@ AT_ONCE_EACH = 4  # of one webhook: a slow receiver must not keep the others wai
 RETRIES = (5.0, 30.0, 120.0, 600.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 TIDY_EVERY = 3600.0
 
+Due = tuple[float, int, Delivery]  # when, and in which order
+
 
 class Webhooks:
     def __init__(self, config: Config, happenings: Happenings) -> None:
@@ -58,7 +60,7 @@ class Webhooks:
         self._book = Book(config.data_dir / "webhooks.db")
         self._hooks: dict[str, Webhook] = {}
         self._heard: asyncio.Queue[Delivery] = asyncio.Queue()
-        self._due: list[tuple[float, int, Delivery]] = []  # a heap
+        self._due: dict[str, list[Due]] = {}  # a heap for each webhook
         self._order = itertools.count()
         self._waiting: Counter[str] = Counter()  # deliveries by webhook
         self._out: Counter[str] = Counter()  # attempts by webhook
@@ -80,8 +82,11 @@ class Webhooks:
         """What was not delivered yet is delivered by the next server."""
         with contextlib.suppress(ValueError):
             self._happenings.listeners.remove(self._hear)
-        await self._take_in()
         await self._tasks.aclose()
+        try:
+            await self._take_in()
+        except CapsuleError as error:
+            log.warning("webhooks not recorded", lost=self._heard.qsize(), reason=error.message)
         await self._outbound.aclose()
         await self._book.aclose()
 
@@ -145,6 +150,8 @@ class Webhooks:
         hook = self.find(tenant, id)
         await self._book.remove(hook.id)
         del self._hooks[hook.id]
+        self._due.pop(hook.id, None)
+        self._waiting.pop(hook.id, None)
 
     async def deliveries(self, tenant: str, id: str, most: int) -> Sequence[Delivery]:
         """The newest first."""
@@ -186,7 +193,8 @@ class Webhooks:
                 await asyncio.sleep(1)
 
     async def _take_in(self) -> None:
-        new = [self._heard.get_nowait() for _ in range(self._heard.qsize())]
+        heard = [self._heard.get_nowait() for _ in range(self._heard.qsize())]
+        new = [delivery for delivery in heard if delivery.hook in self._hooks]
         if not new:
             return
         try:
@@ -200,34 +208,41 @@ class Webhooks:
             self._await_turn(delivery)
 
     def _await_turn(self, delivery: Delivery) -> None:
+        if delivery.hook not in self._hooks:  # it was deleted
+            return
         self._waiting[delivery.hook] += 1
-        heapq.heappush(self._due, (delivery.due, next(self._order), delivery))
+        entry = (delivery.due, next(self._order), delivery)
+        heapq.heappush(self._due.setdefault(delivery.hook, []), entry)
         self._moved.set()
 
     async def _deliver(self) -> None:
         while True:
             self._moved.clear()
             self._begin_due()
-            wait = self._due[0][0] - time.time() if self._due else None
+            first = self._first()
+            wait = None if first is None else max(first[0] - time.time(), 0.0)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(wait, 0.05) if wait is not None else None):
+                async with asyncio.timeout(wait):
                     await self._moved.wait()
 
     def _begin_due(self) -> None:
-        held = []
-        while self._due and self._due[0][0] <= time.time() and self._out.total() < AT_ONCE:
-            entry = heapq.heappop(self._due)
-            delivery = entry[2]
-            hook = self._hooks.get(delivery.hook)
-            if hook is None:
-                self._waiting[delivery.hook] -= 1  # it was deleted
-            elif self._out[hook.id] >= AT_ONCE_EACH:
-                held.append(entry)
-            else:
-                self._out[hook.id] += 1
-                self._tasks.spawn(self._attempt(hook, delivery), f"attempt {delivery.id}")
-        for entry in held:
-            heapq.heappush(self._due, entry)
+        now = time.time()
+        while (first := self._first()) is not None and first[0] <= now:
+            delivery = first[2]
+            hook = self._hooks[delivery.hook]
+            heapq.heappop(self._due[hook.id])
+            if not self._due[hook.id]:
+                del self._due[hook.id]
+            self._out[hook.id] += 1
+            self._tasks.spawn(self._attempt(hook, delivery), f"attempt {delivery.id}")
+
+    def _first(self) -> Due | None:
+        """What is to begin next. Of each webhook one is looked at: there may be thousands of one
+        whose receiver is slow. None: whoever ends wakes us."""
+        if self._out.total() >= AT_ONCE:
+            return None
+        free = (heap[0] for id, heap in self._due.items() if self._out[id] < AT_ONCE_EACH)
+        return min(free, default=None)
 
     async def _attempt(self, hook: Webhook, delivery: Delivery) -> None:
         try:
@@ -237,7 +252,9 @@ class Webhooks:
                 await self._keep(after)
         finally:
             self._out[hook.id] -= 1
-            self._waiting[hook.id] -= 1
+            self._out += Counter()  # forgets those that are at 0
+            if hook.id in self._hooks:
+                self._waiting[hook.id] -= 1
             self._moved.set()
         if after.state is Delivered.PENDING:
             self._await_turn(after)

@@ -101,6 +101,8 @@ class Network(httpcore.AsyncNetworkBackend):
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise RefusedTargetError(f"{host} is not known: {error.strerror or error}") from error
+        except UnicodeError as error:  # no name can be written like this
+            raise RefusedTargetError(f"{host} is no name: {error}") from error
         addresses = [str(each[4][0]) for each in found]
         if not self._private:
             # One that is not public is enough: nobody's own name has both.
