@@ -20,6 +20,7 @@ from importlib.metadata import version as installed_version
 import uvloop
 from starlette.types import ASGIApp
 
+from capsule import tracing
 from capsule.audit.trail import Trail
 from capsule.catalog import load_catalog
 from capsule.config import Config, check_exposure, is_loopback
@@ -95,7 +96,10 @@ def serve(config: Config, announce: Announce | None = None) -> None:
     """
     check_exposure(config, stored=bool(AccountFile(config.data_dir).keys()))
     configure_logging(config)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with contextlib.ExitStack() as stack:
+        if config.otel_endpoint is not None:
+            stack.callback(tracing.start(config.otel_endpoint, version()))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         runner.run(_serve(config, announce or banner))
 
 

@@ -319,6 +319,14 @@ class Config(TenantSettings):
             choices=("public", "any"),
         ),
     )
+    otel_endpoint: str | None = field(
+        default=None,
+        metadata=about(
+            "text",
+            "where traces go: an OTLP collector, http://localhost:4318 for instance",
+            optional=True,
+        ),
+    )
     metrics_sandboxes: int = field(
         default=50,
         metadata=about(

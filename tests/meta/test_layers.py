@@ -21,6 +21,7 @@ HEIGHT = {
     "agentbin": 1,
     "catalog": 1,
     "host_errors": 0,
+    "tracing": 0,
     "settings": 0,
     "sources": 0,
     "storage_settings": 1,

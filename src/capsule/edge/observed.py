@@ -11,7 +11,8 @@ import re
 import secrets
 import time
 from collections import Counter, defaultdict
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +22,10 @@ from capsule.edge.identity import ADDRESS, CALLER
 from capsule.edge.scopes import METHODS
 from capsule.service import Happening, Spread
 from capsule.service.caller import Caller, KeyScope
+from capsule.tracing import request_span
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = structlog.get_logger(__name__)
 
@@ -66,7 +71,10 @@ class Observed:
             self.open += 1
             structlog.contextvars.bind_contextvars(request=id.decode())
             try:
-                await app(scope, receive, answer)
+                with request_span("request", _Headers(scope["headers"])) as span:
+                    await app(scope, receive, answer)
+                    if span is not None:
+                        _describe(span, scope, status, id)
             finally:
                 self.open -= 1
                 structlog.contextvars.unbind_contextvars("request", "tenant", "key")
@@ -103,6 +111,39 @@ _LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 _STARTS = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
 )
+
+
+class _Headers(Mapping[str, str]):
+    """As OpenTelemetry wants to look at them; nobody does where it is not set up."""
+
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
+        self._raw = raw
+
+    def _all(self) -> dict[str, str]:
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._raw}
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+def _describe(span: Span, scope: Scope, status: int, id: bytes) -> None:
+    """Known at the end alone: the route, and whose request it was."""
+    method, caller = scope.get("method", "WS"), scope.get(CALLER)
+    span.update_name(f"{method} {route_of(scope)}")
+    span.set_attribute("http.request.method", method)
+    span.set_attribute("http.route", route_of(scope))
+    span.set_attribute("http.response.status_code", status)
+    span.set_attribute("capsule.request", id.decode())
+    if caller is not None:
+        span.set_attribute("capsule.tenant", caller.tenant)
+    for name, value in _subjects(scope).items():
+        span.set_attribute(f"capsule.{name}", value)
 
 
 def _subjects(scope: Scope) -> dict[str, str]:

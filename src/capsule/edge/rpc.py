@@ -36,6 +36,7 @@ from capsule.edge.scopes import METHODS, method_scope
 from capsule.edge.shapes import malformed, parse
 from capsule.errors import CapsuleError, InvalidError
 from capsule.service.caller import Caller, KeyScope
+from capsule.tracing import span
 
 MAX_BATCH = 256
 MAX_PARALLEL = 16
@@ -222,7 +223,8 @@ class Rpc:
         began, known = time.perf_counter(), None
         try:
             caller.require(self._scopes[call.name], call.name)
-            return await call.method.run(caller, call.params), None
+            with span(call.name):
+                return await call.method.run(caller, call.params), None
         except Exception as error:  # the edge: whatever it is becomes an answer
             known = understand(error)
             return None, known

@@ -25,6 +25,7 @@ from capsule.link.protocol import (
     pack,
 )
 from capsule.link.stream import ByteStream
+from capsule.tracing import span
 
 Connect = Callable[[], Awaitable[ByteStream]]
 Explain = Callable[[Mapping[str, Any]], CapsuleError]
@@ -77,7 +78,8 @@ class Conversation:
     ) -> Self:
         try:
             async with asyncio.timeout(seconds):
-                return await cls.begin(connect, wire, explain)
+                with span(f"agent {what.partition(' ')[0]}"):
+                    return await cls.begin(connect, wire, explain)
         except TimeoutError:
             raise silence(what, seconds) from None
 
@@ -190,7 +192,8 @@ async def call(
     """A request with one answer."""
     try:
         async with asyncio.timeout(timeout):
-            async with await Conversation.begin(connect, request_bytes(body), explain) as talk:
-                return await talk.reply()
+            with span(f"agent {body['op']}"):
+                async with await Conversation.begin(connect, request_bytes(body), explain) as talk:
+                    return await talk.reply()
     except TimeoutError:
         raise silence(body["op"], timeout) from None

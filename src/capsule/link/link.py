@@ -34,6 +34,7 @@ from capsule.link.requests import exec_body, explain_exec
 from capsule.link.stream import ByteStream
 from capsule.link.watch import Change
 from capsule.model import ExecId, ExecInfo, ExecRequest, FileStat, Stream, Usage
+from capsule.tracing import span
 
 _INLINE_INPUT = 64 * 1024
 
@@ -92,22 +93,22 @@ class AgentLink:
             deadline = asyncio.get_running_loop().time() + self._timeout
         try:
             async with asyncio.timeout_at(deadline):
-                talk = await Conversation.begin(self._connect, wire, explain)
-                try:
-                    return talk, await talk.reply()
-                except BaseException:
-                    await talk.aclose()
-                    raise
+                with span("agent exec: begin", exec=exec_id):
+                    return await self._talk(wire, explain)
         except TimeoutError:
             raise silence(f"exec {exec_id}", self._timeout) from None
 
-    async def collect(
-        self, request: ExecRequest, *, input: bytes = b"", room: collect.Room | None = None
-    ) -> Collected:
-        """Runs it to its end. `input` is its stdin (if `request.stdin`), closed behind it.
+    async def _talk(self, wire: bytes, explain: Explain) -> tuple[Conversation, dict[str, Any]]:
+        talk = await Conversation.begin(self._connect, wire, explain)
+        try:
+            return talk, await talk.reply()
+        except BaseException:
+            await talk.aclose()
+            raise
 
-        `room` is asked before much output is taken in; until it returns, the agent keeps it.
-        """
+    async def _collect(
+        self, request: ExecRequest, input: bytes, room: collect.Room | None
+    ) -> Collected:
         if request.timeout > 0:
             return await collect.collect(
                 self._connect,
@@ -119,6 +120,16 @@ class AgentLink:
             )
         async with await self.exec(request) as stream:
             return await collect.collect_patiently(stream, request, input, room)
+
+    async def collect(
+        self, request: ExecRequest, *, input: bytes = b"", room: collect.Room | None = None
+    ) -> Collected:
+        """Runs it to its end. `input` is its stdin (if `request.stdin`), closed behind it.
+
+        `room` is asked before much output is taken in; until it returns, the agent keeps it.
+        """
+        with span("agent exec", exec=request.id):
+            return await self._collect(request, input, room)
 
     async def execs(self) -> builtins.list[ExecInfo]:
         reply = await self._call({"op": "execs"})

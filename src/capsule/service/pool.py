@@ -39,6 +39,7 @@ from capsule.service.line import Line, Place
 from capsule.service.shelf import Kind, Shelf, ShelfStatus, Stocked
 from capsule.service.tasks import Tasks
 from capsule.service.templates import shares
+from capsule.tracing import span
 
 log = structlog.get_logger(__name__)
 
@@ -238,7 +239,8 @@ class Pool:
         try:
             spec, budget = _extended(wish.spec, deadline, place)
             async with budget:
-                return await self._providers[wish.provider].launch(box_id, spec)
+                with span("launch", provider=wish.provider, template=spec.template.name):
+                    return await self._providers[wish.provider].launch(box_id, spec)
         except BaseException as error:
             self._held.discard(box_id)
             if isinstance(error, TimeoutError):

@@ -1,0 +1,73 @@
+"""OpenTelemetry, where it is set up: from a request through the provider to the agent. Elsewhere a
+span is nothing, and costs next to nothing. The extra `otel` brings what this needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from capsule.errors import InvalidError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+_tracer: Tracer | None = None
+
+
+def start(endpoint: str, version: str) -> Callable[[], None]:
+    """Send spans to a collector that speaks OTLP over HTTP. Returns what ends it and sends the last
+    ones. Raises InvalidError where the extra is missing."""
+    global _tracer
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise InvalidError(
+            f"setting otel_endpoint: needs what is not installed ({error.name})",
+            hint="pip install 'capsule-sandbox[otel]'",
+            field="otel_endpoint",
+        ) from error
+    about = {"service.name": "capsule", "service.version": version}
+    provider = TracerProvider(resource=Resource.create(about))
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=5)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    _tracer = provider.get_tracer("capsule", version)
+
+    def stop() -> None:
+        global _tracer
+        _tracer = None
+        provider.shutdown()
+
+    return stop
+
+
+@contextmanager
+def span(name: str, **about: str | float) -> Iterator[Span | None]:
+    if _tracer is None:
+        yield None
+        return
+    with _tracer.start_as_current_span(name, attributes=_dotted(about)) as made:
+        yield made
+
+
+@contextmanager
+def request_span(name: str, headers: Mapping[str, str]) -> Iterator[Span | None]:
+    """The span that a request begins with; part of the client's trace, if it sent one."""
+    if _tracer is None:
+        yield None
+        return
+    from opentelemetry.propagate import extract
+    from opentelemetry.trace import SpanKind
+
+    with _tracer.start_as_current_span(
+        name, context=extract(headers), kind=SpanKind.SERVER
+    ) as made:
+        yield made
+
+
+def _dotted(about: Mapping[str, str | float]) -> dict[str, str | float]:
+    return {f"capsule.{name}": value for name, value in about.items()}
