@@ -24,7 +24,7 @@ class StorageSettings:
     )
     audit_ttl: float = field(
         default=90 * _DAY,
-        metadata=about("seconds", "how long that is kept", low=3600.0, high=_YEARS),
+        metadata=about("seconds", "how long that is kept", low=60.0, high=_YEARS),
     )
     storage_dir: Path | None = field(
         default=None,
