@@ -39,6 +39,7 @@ async def test_it_tells_what_goes_on() -> None:
             await http.post(f"/v1/sandboxes/{made['id']}/execs", json={"cmd": ["true"]})
         seen = await read(server)
         assert seen["capsule_sandboxes", "running"] == 1
+        assert seen["capsule_tenant_sandboxes", "running", "default"] == 1
         assert seen["capsule_sandboxes_started_total", "warm"] == 1
         assert seen["capsule_execs_begun_total",] == 1
         assert seen["capsule_execs",] == 0

@@ -249,6 +249,21 @@ async def test_too_many_requests_of_one_address_are_told_in_capsules_shape(tmp_p
     assert refused.headers["retry-after"] == "1"
 
 
+async def test_rate_limits_see_the_clients_address_and_not_what_it_claims(tmp_path: Path) -> None:
+    settings = {"TRUSTED_PROXIES": "127.0.0.1", "RATE_LIMIT_ADDRESS": "3/minute"}
+    with real_server(**settings) as server, nginx(server.port, tmp_path) as front:
+
+        async def ask(address: str, **headers: str) -> int:
+            way = httpx.AsyncHTTPTransport(verify=front.trust, local_address=address)
+            async with httpx.AsyncClient(transport=way, base_url=front.url) as http:
+                return (await http.get("/v1/sandboxes", headers=headers)).status_code
+
+        assert [await ask("127.0.0.2") for _ in range(4)] == [200, 200, 200, 429]
+        claimed = {"X-Forwarded-For": "203.0.113.9"}
+        assert await ask("127.0.0.2", **claimed) == 429
+        assert await ask("127.0.0.3") == 200
+
+
 async def test_a_server_that_is_down_is_unavailable_at_once(tmp_path: Path) -> None:
     with nginx(free_port(), tmp_path) as front:
         async with front.http() as http:

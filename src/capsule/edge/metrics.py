@@ -8,7 +8,7 @@ with the first scrape, and rendering in a thread: neither holds up a request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
 
+TENANTS = 100
 _ENDS = (Kind.DELETED, Kind.EXPIRED, Kind.FAILED)
 _SHELF = ("provider", "template", "runtime")
 
@@ -46,6 +47,7 @@ class Seen(NamedTuple):
     tally: Tally
     observed: Observed
     usages: Sequence[SandboxUsage]
+    tenants: Mapping[tuple[str, State], int]
 
 
 class Family(NamedTuple):
@@ -67,7 +69,8 @@ class Spreads(NamedTuple):
 
 async def scrape(service: Service, observed: Observed) -> Response:
     used = await service.usages()
-    seen = Seen(service.stats(), service.pool(), service.tally, observed, used)
+    tenants = service.by_tenant(TENANTS)
+    seen = Seen(service.stats(), service.pool(), service.tally, observed, used, tenants)
     return Response(await asyncio.to_thread(render, seen), media_type=MEDIA_TYPE)
 
 
@@ -107,10 +110,17 @@ def _metric(family: Family | Spreads) -> Metric:
 
 
 def _families(seen: Seen) -> Iterator[Family | Spreads]:
-    stats, pool, tally, observed, _ = seen
+    stats, pool, tally, observed = seen[:4]
     states = {state: stats.sandboxes.get(state, 0) for state in State if state is not State.GONE}
     yield Family(
         "gauge", "capsule_sandboxes", "Sandboxes by state.", ("state",), _by_name(states.items())
+    )
+    yield Family(
+        "gauge",
+        "capsule_tenant_sandboxes",
+        f"Sandboxes by tenant and state, of the {TENANTS} tenants with the most; others as one.",
+        ("tenant", "state"),
+        [((tenant, state), float(count)) for (tenant, state), count in seen.tenants.items()],
     )
     yield _one("capsule_sandboxes_max", "Sandboxes at the same time, at most.", stats.max_sandboxes)
     yield Family(

@@ -60,7 +60,7 @@ from capsule.service.tally import Tally
 from capsule.service.templates import Templates, shares
 from capsule.service.tenants import Tenants
 from capsule.service.terminal import Terminals, TerminalSession
-from capsule.service.usages import SandboxUsage, usages
+from capsule.service.usages import SandboxUsage, by_tenant, usages
 from capsule.service.values import (
     CreateRequest,
     ExecCall,
@@ -236,6 +236,10 @@ class Service:
             execs_begun=self._execs.permits.begun,
             started=self._pool.obtained,
         )
+
+    def by_tenant(self, most: int) -> Mapping[tuple[str, State], int]:
+        """How many sandboxes there are by tenant and state; see `usages.by_tenant`."""
+        return by_tenant(self._sandboxes.entries.values(), most)
 
     async def usages(self) -> Sequence[SandboxUsage]:
         """Of as many sandboxes as `metrics_sandboxes` says."""

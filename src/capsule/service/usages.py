@@ -4,7 +4,8 @@ activity: nobody's idle time begins anew."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from capsule.errors import CapsuleError
@@ -49,3 +50,17 @@ async def _usage(entry: Entry) -> Usage:
     assert entry.link is not None  # it was when it was chosen
     inside = await entry.link.usage()
     return await entry.box.measure(inside) if isinstance(entry.box, Measured) else inside
+
+
+def by_tenant(entries: Iterable[Entry], most: int) -> Mapping[tuple[str, State], int]:
+    """How many there are by tenant and state: of the `most` tenants that have the most, and of all
+    others together under the name ""."""
+    found = Counter((entry.tenant, entry.state) for entry in entries)
+    sizes: Counter[str] = Counter()
+    for (tenant, _), count in found.items():
+        sizes[tenant] += count
+    named = {tenant for tenant, _ in sizes.most_common(most)}
+    told: Counter[tuple[str, State]] = Counter()
+    for (tenant, state), count in found.items():
+        told[tenant if tenant in named else "", state] += count
+    return told
