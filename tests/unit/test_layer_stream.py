@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import stat
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from capsule.providers.contract import Saved
+from capsule.providers.local.layer_diff import compare
+from capsule.providers.local.layer_folder import MAX_DEPTH
 from capsule.providers.local.layer_stream import told
 from capsule.providers.local.layers import Layers
 from capsule.providers.local.unpack import set_opaque
@@ -78,3 +82,45 @@ def test_a_server_that_is_not_root_keeps_what_it_can_read_again(tmp_path: Path) 
     made = layers.path("copy") / "workspace"
     assert stat.S_IMODE((made / "shut").stat().st_mode) == 0o600
     assert (made / "shut").read_text() == "secret"
+
+
+@contextmanager
+def few_descriptors(more: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def deep(layer: Path, name: str) -> Path:
+    """A layer as deep as one may be, with a file at the bottom."""
+    (layer / "workspace").mkdir(parents=True)
+    fd = os.open(layer / "workspace", os.O_RDONLY)
+    for _ in range(MAX_DEPTH - 2):
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+    os.close(fd)
+    return layer
+
+
+def test_deep_folders_cost_no_descriptors(tmp_path: Path) -> None:
+    """They are the whole server's, and a program in a sandbox chooses the depth."""
+    base = [deep(tmp_path / f"base{n}", f"base{n}") for n in range(4)]
+    old, new = deep(tmp_path / "old", "old"), deep(tmp_path / "new", "new")
+    bottom = b"/workspace" + b"/d" * (MAX_DEPTH - 2)
+    with few_descriptors(40):
+        changes = compare([old, *base], [new, *base], 100)
+        layers = Layers(tmp_path / "layers", owner=None)
+        pieces = [*told([new, *base])]
+    assert [(each.change, each.path) for each in changes] == [
+        ("added", bottom + b"/new"),
+        ("removed", bottom + b"/old"),
+    ]
+    assert sum(piece.endswith(b"/d/base0") for piece in pieces) == 1
+    assert written(layers, [new, *base]).files == MAX_DEPTH - 1 + 5

@@ -1,14 +1,17 @@
 """What is different between two stacks of layers, as a box would see them.
 
 Only folders that one of the layers has in which the stacks differ are looked into: the layers that
-both have below are the same for both. Nothing is mounted, no link is followed.
+both have below are the same for both. Nothing is mounted, no link is followed. Of all folders one
+is open at a time.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +20,13 @@ from capsule.providers.contract import FileChange
 from capsule.providers.local.unpack import is_opaque
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FOLDER = (errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 # Where the disk's folders are in a box.
 PLACES = {b"workspace": b"/workspace", b"tmp": b"/tmp", b"var-tmp": b"/var/tmp"}
+
+Stack = tuple[Path, ...]  # of layers, topmost first
+Parts = Sequence[tuple[Path, int]]  # a layer, and its open folder
+Names = tuple[bytes, ...]
 
 
 class Entry(NamedTuple):
@@ -34,11 +42,8 @@ class Entry(NamedTuple):
 class Folder:
     """One folder, as the layers show it together: its part in each, topmost first."""
 
-    def __init__(self, parts: Sequence[tuple[int, int]]) -> None:
-        self._parts = parts  # which layer, and its open folder
-
-    def layers(self) -> set[int]:
-        return {number for number, _ in self._parts}
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def names(self) -> set[bytes]:
         return {os.fsencode(name) for _, fd in self._parts for name in os.listdir(fd)}
@@ -64,60 +69,93 @@ class Folder:
                 continue
         raise FileNotFoundError(name)
 
-    def enter(self, name: bytes) -> Folder:
-        found: list[tuple[int, int]] = []
-        for number, fd in self._parts:
+    def inside(self, name: bytes) -> Stack:
+        """The layers that have a part in a folder of this one."""
+        found: list[Path] = []
+        for layer, fd in self._parts:
             try:
                 inner = os.open(name, _DIR, dir_fd=fd)
             except FileNotFoundError:
                 continue
-            except OSError:
+            except OSError as error:
+                if error.errno not in _NO_FOLDER:
+                    raise
                 break  # something else of this name hides what is below
-            found.append((number, inner))
-            if is_opaque(inner):
-                break
-        return Folder(found)
+            found.append(layer)
+            try:
+                if is_opaque(inner):
+                    break
+            finally:
+                os.close(inner)
+        return tuple(found)
 
-    def close(self) -> None:
-        for _, fd in self._parts:
+
+@contextmanager
+def opened(layers: Stack, at: Names) -> Iterator[list[tuple[Path, int]]]:
+    """A folder's part in each of these, which all have one. From the top of each, so that what is
+    open does not grow with the depth, which was a stranger's choice. In one call: whoever asks has
+    seen that there are folders all the way, and nobody changes a layer."""
+    path = b"/".join(at) or b"."
+    held: list[tuple[Path, int]] = []
+    try:
+        for layer in layers:
+            top = os.open(layer, _DIR)
+            try:
+                held.append((layer, os.open(path, _DIR, dir_fd=top)))
+            finally:
+                os.close(top)
+        yield held
+    finally:
+        for _, fd in held:
             os.close(fd)
 
 
-def open_stack(stack: Sequence[Path], numbers: dict[Path, int]) -> Folder:
-    return Folder([(numbers[path], os.open(path, _DIR)) for path in stack])
-
-
 def compare(old: Sequence[Path], new: Sequence[Path], most: int) -> list[FileChange]:
-    numbers = {path: n for n, path in enumerate(dict.fromkeys([*old, *new]))}
     shared = 0
     while shared < min(len(old), len(new)) and old[-1 - shared] == new[-1 - shared]:
         shared += 1
-    own = {numbers[path] for path in (*old[: len(old) - shared], *new[: len(new) - shared])}
-    before, after = open_stack(old, numbers), open_stack(new, numbers)
-    try:
-        return list(islice(_changes(before, after, own, b""), most))
-    finally:
-        before.close()
-        after.close()
+    own = {*old[: len(old) - shared], *new[: len(new) - shared]}
+    stacks = (tuple(old), tuple(new))
+    return list(islice(_changes(stacks, own, (), b""), most))
 
 
-def _changes(before: Folder, after: Folder, own: set[int], place: bytes) -> Iterator[FileChange]:
-    if not own & (before.layers() | after.layers()):
+def _changes(
+    stacks: tuple[Stack, Stack], own: set[Path], at: Names, place: bytes
+) -> Iterator[FileChange]:
+    if own.isdisjoint(stacks[0]) and own.isdisjoint(stacks[1]):
         return
-    for name in sorted(before.names() | after.names()):
-        was, now = before.find(name), after.find(name)
-        path = place + b"/" + name if place else PLACES.get(name, b"/" + name)
-        change = _change(was, now)
-        entry = now or was
-        if change and entry is not None:
-            yield FileChange(path, change, entry.kind, entry.info.st_size)
-        if entry is not None and "dir" in {each.kind for each in (was, now) if each is not None}:
-            inner = (before.enter(name), after.enter(name))
-            try:
-                yield from _changes(*inner, own, path)
-            finally:
-                for folder in inner:
-                    folder.close()
+    for found in _differing(stacks, at, place):
+        if found.change is not None:
+            yield found.change
+        if found.inside is not None:
+            yield from _changes(found.inside, own, (*at, found.name), found.path)
+
+
+class _Found(NamedTuple):
+    name: bytes
+    path: bytes
+    change: FileChange | None
+    inside: tuple[Stack, Stack] | None  # of folders
+
+
+def _differing(stacks: tuple[Stack, Stack], at: Names, place: bytes) -> list[_Found]:
+    """What of one folder differs, or may differ inside."""
+    result: list[_Found] = []
+    with opened(stacks[0], at) as old, opened(stacks[1], at) as new:
+        before, after = Folder(old), Folder(new)
+        for name in sorted(before.names() | after.names()):
+            was, now = before.find(name), after.find(name)
+            entry = now or was
+            if entry is None:
+                continue
+            path = place + b"/" + name if place else PLACES.get(name, b"/" + name)
+            kind = _change(was, now)
+            change = FileChange(path, kind, entry.kind, entry.info.st_size) if kind else None
+            folder = "dir" in {each.kind for each in (was, now) if each is not None}
+            inside = (before.inside(name), after.inside(name)) if folder else None
+            if change is not None or inside is not None:
+                result.append(_Found(name, path, change, inside))
+    return result
 
 
 def _change(was: Entry | None, now: Entry | None) -> str:

@@ -10,8 +10,9 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from capsule.providers.local.layer_diff import Entry, Folder, open_stack
+from capsule.providers.local.layer_diff import Entry, Folder, Names, Stack, opened
 from capsule.providers.local.layers import EXTENT, HEAD
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -20,37 +21,47 @@ _PIECE = 256 * 1024
 
 def told(stack: Sequence[Path]) -> Iterator[bytes]:
     """In pieces; topmost layer first. Blocks."""
-    numbers = {path: number for number, path in enumerate(stack)}
-    root = open_stack(stack, numbers)
-    try:
-        yield from _Teller().folder(root, b"")
-    finally:
-        root.close()
+    return _Teller().all(tuple(stack))
+
+
+class _Inner(NamedTuple):
+    path: bytes
+    entry: Entry
+    at: Names
+    layers: Stack
 
 
 class _Teller:
     def __init__(self) -> None:
         self._names: dict[tuple[int, int], bytes] = {}  # of files with several, the first
 
-    def folder(self, folder: Folder, place: bytes) -> Iterator[bytes]:
-        for name in sorted(folder.names()):
-            entry = folder.find(name)
-            if entry is None:
-                continue
-            path = place + b"/" + name if place else name
-            if entry.kind == "dir":
-                yield _head(b"d", path, entry)
-                yield from self._inside(folder.enter(name), path)
-            elif entry.kind == "symlink":
-                yield _head(b"l", path, entry, entry.target)
-            else:
-                yield from self._file(folder, name, path, entry)
+    def all(self, stack: Stack) -> Iterator[bytes]:
+        """A folder before what is in it, and all of that before what is beside it."""
+        todo: list[_Inner] = []
+        yield from self._folder(b"", (), stack, todo)
+        while todo:
+            path, entry, at, layers = todo.pop()
+            yield _head(b"d", path, entry)
+            yield from self._folder(path, at, layers, todo)
 
-    def _inside(self, folder: Folder, path: bytes) -> Iterator[bytes]:
-        try:
-            yield from self.folder(folder, path)
-        finally:
-            folder.close()
+    def _folder(
+        self, place: bytes, at: Names, layers: Stack, todo: list[_Inner]
+    ) -> Iterator[bytes]:
+        inner: list[_Inner] = []
+        with opened(layers, at) as parts:
+            folder = Folder(parts)
+            for name in sorted(folder.names()):
+                entry = folder.find(name)
+                if entry is None:
+                    continue
+                path = place + b"/" + name if place else name
+                if entry.kind == "dir":
+                    inner.append(_Inner(path, entry, (*at, name), folder.inside(name)))
+                elif entry.kind == "symlink":
+                    yield _head(b"l", path, entry, entry.target)
+                else:
+                    yield from self._file(folder, name, path, entry)
+        todo += reversed(inner)
 
     def _file(self, folder: Folder, name: bytes, path: bytes, entry: Entry) -> Iterator[bytes]:
         first = self._names.setdefault((entry.info.st_dev, entry.info.st_ino), path)

@@ -14,14 +14,13 @@ import os
 import stat
 import tarfile
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from capsule.errors import ForbiddenError, InvalidError, TooLargeError
 from capsule.providers.contract import ARCHIVED
 from capsule.providers.docker_archive import padding
-from capsule.providers.local.layer_diff import PLACES
+from capsule.providers.local.layer_diff import PLACES, opened
 from capsule.providers.local.layer_folder import LayerFolder
 from capsule.providers.local.tarball import Kind, Member, Source, Tar, shown
 from capsule.providers.local.unpack import is_opaque
@@ -106,14 +105,14 @@ class Packer:
     def _walk(self) -> Iterator[_Item]:
         """Depth first, a folder before what is in it."""
         todo: list[tuple[bytes, Parts, tuple[Path, ...]]] = []
-        with _opened(self._layers, ()) as parts:
+        with opened(self._layers, ()) as parts:
             for name, place in sorted(PLACES.items(), reverse=True):
                 found = _find(name, parts)
                 if found is not None and found.layers:
                     todo.append((place, (name,), found.layers))
         while todo:
             path, at, layers = todo.pop()
-            with _opened(layers, at) as parts:
+            with opened(layers, at) as parts:
                 top = parts[0][1]
                 yield _Item(path, os.fstat(top), top, b".")
                 inner = []
@@ -126,25 +125,6 @@ class Packer:
                     else:
                         yield _Item(path + b"/" + name, found.info, found.parent, name)
                 todo += reversed(inner)
-
-
-@contextmanager
-def _opened(layers: Sequence[Path], at: Parts) -> Iterator[list[tuple[Path, int]]]:
-    held: list[tuple[Path, int]] = []
-    try:
-        for layer in layers:
-            fd = os.open(layer, _DIR)
-            for part in at:
-                try:
-                    inner = os.open(part, _DIR, dir_fd=fd)
-                finally:
-                    os.close(fd)
-                fd = inner
-            held.append((layer, fd))
-        yield held
-    finally:
-        for _, fd in held:
-            os.close(fd)
 
 
 def _names(parts: Sequence[tuple[Path, int]]) -> list[bytes]:
