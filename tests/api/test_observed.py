@@ -161,3 +161,12 @@ async def test_the_log_has_request_sandbox_and_exec(server: RealServer) -> None:
     (ended,) = (line for line in mine if line["event"] == "exec.finished")
     assert (ended["sandbox"], ended["exec"], ended["code"]) == (id, exec_id, 1)
     assert {line["event"] for line in mine} >= {"sandbox.created", "sandbox.deleted"}
+
+
+async def test_sandboxes_are_told_by_tenant_also_at_their_end(server: RealServer) -> None:
+    async with client(server, **{"X-Capsule-Tenant": "blue"}) as http:
+        id = await create(http, idle_timeout_ms=1000)
+        assert (await read(server))["capsule_tenant_sandboxes", "running", "blue"] == 1
+    await eventually(
+        lambda: logged(server, event="sandbox.expired", sandbox=id, tenant="blue"), what="expired"
+    )

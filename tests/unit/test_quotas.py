@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from capsule.errors import CapacityError, ForbiddenError, InvalidError
-from capsule.model import MIB, ExecId, Exit, Layer, Reason
+from capsule.errors import CapacityError, ForbiddenError, InvalidError, NoSpaceError
+from capsule.model import MIB, ExecId, Exit, Layer, Reason, SandboxId
 from capsule.service import CreateRequest, ExecCall, Snapshot
 from capsule.service.accounts import AccountFile
 from capsule.service.caller import Caller
@@ -193,3 +193,24 @@ async def test_another_process_may_set_them(tmp_path: Path) -> None:
         tenants = b.service.quotas.tenants
         await eventually(lambda: tenants.quota("blue").sandboxes == 7, what="the quota is known")
         assert tenants.quota("red").sandboxes == 0
+
+
+async def test_what_could_not_be_written_down_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise NoSpaceError("no space left for the server's records")
+
+    async with bench(tmp_path, tenant_cpu_seconds=100.0) as b:
+        id = await one(b)
+        exit = Exit(Reason.EXITED, 0, 0, 1.0, cpu_ms=2000.0)
+        ended = Ended(ExecId("e"), ("x",), exit)
+        b.service.quotas.hear(
+            Happening(Kind.FINISHED, 0.0, SandboxId(id), "", "", "blue", exec=ended)
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(AccountFile, "add_cpu", full)
+            with pytest.raises(NoSpaceError):
+                await b.service.quotas._write()
+    async with bench(tmp_path, tenant_cpu_seconds=100.0) as b:
+        assert b.service.quotas.used("blue").cpu_seconds == 2.0

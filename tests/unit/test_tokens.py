@@ -208,12 +208,15 @@ class Issuer:
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = []
         self.asked = 0
-        self.broken = False
+        self.broken = self.rude = False
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 issuer.asked += 1
+                if issuer.rude:
+                    self.wfile.write(b"what?\r\n\r\n")
+                    return
                 self.send_response(500 if issuer.broken else 200)
                 self.end_headers()
                 self.wfile.write(json.dumps({"keys": issuer.keys}).encode())
@@ -292,5 +295,14 @@ async def test_an_issuer_that_is_down(issuer: Issuer, monkeypatch: pytest.Monkey
     monkeypatch.setattr(jwks, "AGAIN", 0.0)
     monkeypatch.setattr(jwks, "FRESH", 0.0)
     assert await known.caller(signed(RSA, "RS256", "one", sub="bob"))  # by what was read before
-    with pytest.raises(UnavailableError, match="cannot be had"):
-        await late.caller(signed(RSA, "RS256", "one"))
+    for issuer.broken, issuer.rude in ((True, False), (False, True)):
+        with pytest.raises(UnavailableError, match="cannot be had"):
+            await late.caller(signed(RSA, "RS256", "one"))
+
+
+async def test_one_broken_key_does_not_cost_the_others(issuer: Issuer) -> None:
+    issuer.publish(one=RSA, two=EC)
+    issuer.keys[1] |= {"x": "AAAA", "y": "AAAA"}
+    issuer.keys.insert(0, {**issuer.keys[0], "n": "Ag", "e": "Ag", "kid": "none"})
+    known = await tokens(jwt_jwks_url=issuer.url)
+    assert await known.caller(signed(RSA, "RS256", "one"))

@@ -12,6 +12,7 @@ import json
 import logging
 import time
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from capsule.errors import UnavailableError
@@ -61,12 +62,12 @@ class KeySet:
             try:
                 self._keys = await asyncio.to_thread(_fetch, self._url)
                 self._read = time.monotonic()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, HTTPException) as error:
                 log.warning("cannot read the keys at %s: %s", self._url, error)
 
 
 def _fetch(url: str) -> list[dict[str, Any]]:
-    """Blocks. Raises OSError, ValueError."""
+    """Blocks. Raises OSError, ValueError, HTTPException."""
     import jwt
 
     with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
@@ -87,7 +88,7 @@ def _fetch(url: str) -> list[dict[str, Any]]:
             continue
         try:
             key = jwt.PyJWK.from_dict(each, algorithm=algorithm).key
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, ValueError):
             continue  # of a curve that we do not take, or broken
         found.append({"kid": each.get("kid"), "kty": each["kty"], "alg": algorithm, "key": key})
     return found

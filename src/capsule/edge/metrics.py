@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
 
-from capsule.edge.observed import Observed, Request
+from capsule.edge.observed import Observed
 from capsule.model import Reason, State, Usage
 from capsule.service import (
     Kind,
@@ -192,10 +192,6 @@ def _requests(observed: Observed) -> Iterator[Family | Spreads]:
         [((method,), spread) for method, spread in observed.call_seconds.copy().items()],
     )
     yield _one("capsule_http_open", "Requests and WebSockets that are not over.", observed.open)
-
-
-def _labels(request: Request) -> tuple[str, ...]:
-    return request.method, request.route, str(request.status)
 
 
 def _usages(usages: Sequence[SandboxUsage]) -> Iterator[Family]:

@@ -157,7 +157,11 @@ def _subjects(scope: Scope) -> dict[str, str]:
 
 
 def log_happening(happening: Happening) -> None:
-    told: dict[str, object] = {"sandbox": happening.sandbox, "template": happening.template}
+    told: dict[str, object] = {
+        "tenant": happening.tenant,
+        "sandbox": happening.sandbox,
+        "template": happening.template,
+    }
     if happening.reason:
         told["reason"] = happening.reason
     if happening.exec is not None:

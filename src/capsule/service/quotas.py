@@ -275,7 +275,11 @@ class Quotas:
     async def _write(self) -> None:
         if self._unwritten:
             unwritten, self._unwritten = self._unwritten, Counter()
-            await asyncio.to_thread(self._file.add_cpu, self._period, unwritten)
+            try:
+                await asyncio.to_thread(self._file.add_cpu, self._period, unwritten)
+            except CapsuleError:
+                self._unwritten.update(unwritten)  # the next round tries again
+                raise
 
     def _now_period(self) -> str:
         now = datetime.fromtimestamp(self._clock.now(), UTC)

@@ -4,11 +4,13 @@ activity: nobody's idle time begins anew."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from capsule.errors import CapsuleError
+from capsule.link.link import AgentLink
 from capsule.model import SandboxId, State, Usage
 from capsule.providers.contract import Measured
 from capsule.service.entry import Entry
@@ -31,24 +33,23 @@ async def usages(entries: Iterable[Entry], most: int) -> list[SandboxUsage]:
 
     async def work() -> None:
         for entry in waiting:
+            if entry.link is None:  # it has ended while the others were asked
+                continue
             try:
-                used = await _usage(entry)
+                used = await _usage(entry, entry.link)
             except (CapsuleError, OSError):
                 continue
             found.append(SandboxUsage(entry.id, entry.template.name, used))
 
-    workers = [asyncio.create_task(work()) for _ in living[:AT_ONCE]]
-    if workers:
-        _, late = await asyncio.wait(workers, timeout=WITHIN)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(WITHIN), asyncio.TaskGroup() as group:
+            for _ in living[:AT_ONCE]:
+                group.create_task(work())
     return found
 
 
-async def _usage(entry: Entry) -> Usage:
-    assert entry.link is not None  # it was when it was chosen
-    inside = await entry.link.usage()
+async def _usage(entry: Entry, link: AgentLink) -> Usage:
+    inside = await link.usage()
     return await entry.box.measure(inside) if isinstance(entry.box, Measured) else inside
 
 
