@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -110,6 +111,27 @@ def test_storage_is_counted(server: RealServer, admin: CapsuleClient) -> None:
         capsule.exec("rm b")
         capsule.snapshot("third")
         client.snapshots.delete("third")
+
+
+def test_snapshots_at_once_do_not_slip_through(server: RealServer, admin: CapsuleClient) -> None:
+    admin.tenants.set("quick", storage=3 * MIB)
+    with tenant(server, admin, "quick") as client:
+        boxes = [client.create("bash") for _ in range(4)]
+        for capsule in boxes:
+            capsule.exec("head -c 2000000 /dev/urandom > a")
+
+        def keep(number: int) -> bool:
+            try:
+                boxes[number].snapshot(f"of-{number}")
+            except ForbiddenError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(4) as at_once:
+            assert sum(at_once.map(keep, range(4))) == 1
+        assert len(client.snapshots.list()) == 1
+        for capsule in boxes:
+            capsule.delete()
 
 
 def test_over_json_rpc(server: RealServer) -> None:

@@ -146,7 +146,7 @@ class Quotas:
     def check_snapshot(self, made: Snapshot) -> None:
         """Before it is kept. Raises ForbiddenError."""
         if limit := self.tenants.quota(made.tenant).storage:
-            known = [each.layers for each in self.snapshots.list(made.tenant)]
+            known = [each.layers for each in self.snapshots.charged(made.tenant)]
             before, after = _size(known), _size([*known, made.layers])
             used = before + self._volumes_size(made.tenant)
             self._check_storage(made.tenant, used, after - before, limit)
@@ -177,11 +177,11 @@ class Quotas:
             )
 
     def storage(self, tenant: str) -> int:
-        layers = _size(each.layers for each in self.snapshots.list(tenant))
+        layers = _size(each.layers for each in self.snapshots.charged(tenant))
         return layers + self._volumes_size(tenant)
 
     def _volumes_size(self, tenant: str) -> int:
-        return sum(each.size or 0 for each in self.volumes.list(tenant))
+        return sum(each.size or 0 for each in self.volumes.charged(tenant))
 
     def used(self, tenant: str) -> Used:
         live = self._live(tenant)

@@ -52,6 +52,7 @@ class Snapshots:
         self._unsure = False  # there may be snapshots that nobody knows
         self._names: set[str] = set()  # being made
         self.check: Callable[[Snapshot], None] = _pass  # told when tenants have quotas
+        self._coming: dict[str, Snapshot] = {}  # checked, and not known yet
         self._held: Counter[str] = Counter()  # layers in use that no record may have
 
     async def open(self) -> None:
@@ -79,6 +80,11 @@ class Snapshots:
                 field="snapshot",
             )
         return found
+
+    def charged(self, tenant: str) -> Iterator[Snapshot]:
+        """What counts for its quota: those that are being kept, too."""
+        every = (*self._known.values(), *self._coming.values())
+        return (each for each in every if each.tenant == tenant)
 
     def list(self, tenant: str = DEFAULT_TENANT) -> list[Snapshot]:
         """Oldest first."""
@@ -112,18 +118,25 @@ class Snapshots:
         return {each.tenant for each in self._known.values()}
 
     async def keep(self, made: Snapshot) -> None:
+        """On return it outlives a crash of the machine. Raises ForbiddenError (a quota)."""
         self.check(made)
-        """On return it outlives a crash of the machine."""
         key = _key(made)
-        await self.layered(made.provider).settle([layer.id for layer in made.layers])
-        await self._keepsakes.keep(key, key, made)
+        self._coming[key] = made
+        try:
+            await self.layered(made.provider).settle([layer.id for layer in made.layers])
+            await self._keepsakes.keep(key, key, made)
+            await self._noted(made)
+            self._known[key] = made
+        finally:
+            del self._coming[key]
+
+    async def _noted(self, made: Snapshot) -> None:
         try:
             await self._note(made)
         except BaseException:
-            forget = self._keepsakes.forget(key)
-            await finish(forget, f"snapshot {key}", budget=DESTROY_BUDGET)
+            forget = self._keepsakes.forget(_key(made))
+            await finish(forget, f"snapshot {_key(made)}", budget=DESTROY_BUDGET)
             raise
-        self._known[key] = made
 
     async def _note(self, made: Snapshot) -> None:
         await self._parts.store.save_kept(KIND, _key(made), made.created, made)

@@ -7,7 +7,7 @@ One that a sandbox has, running or paused, is not deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import structlog
@@ -46,6 +46,7 @@ class Volumes:
         self._known: dict[str, Volume] = {}  # by whose they are, and their names
         self._keepsakes = Keepsakes(parts.config.data_dir / "kept" / KIND, Volume)
         self.check: Callable[[str, int | None], None] = _pass  # told when tenants have quotas
+        self._coming: dict[str, Volume] = {}  # checked, and not known yet
         self._busy: set[str] = set()  # being made or removed
 
     async def open(self) -> None:
@@ -103,6 +104,11 @@ class Volumes:
     def owners(self) -> set[str]:
         return {each.tenant for each in self._known.values()}
 
+    def charged(self, tenant: str) -> Iterator[Volume]:
+        """What counts for its quota: those that are being made, too."""
+        every = (*self._known.values(), *self._coming.values())
+        return (each for each in every if each.tenant == tenant)
+
     def list(self, tenant: str = DEFAULT_TENANT) -> list[Volume]:
         """Oldest first."""
         own = [each for each in self._known.values() if each.tenant == tenant]
@@ -155,6 +161,7 @@ class Volumes:
         now, labels = self._parts.clock.now(), dict(metadata or {})
         made = Volume(name, new_id(), of, now, labels, size, tenant)
         self._busy.add(key)
+        self._coming[key] = made
         try:
             await self._keepsakes.begin(key, made.id, made)
             await maker.make_volume(made.id, size=size)
@@ -166,6 +173,7 @@ class Volumes:
             raise
         finally:
             self._busy.discard(key)
+            del self._coming[key]
         return made
 
     async def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
