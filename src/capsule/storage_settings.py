@@ -50,7 +50,8 @@ class StorageSettings:
         metadata=about(
             "bytes",
             "most that all artifacts may have together, and the files of all closed sessions, and "
-            "the text in the log; the oldest go first, and one session has at most a quarter",
+            "the text in the log; the oldest of the tenant that has most go first, and one session "
+            "has at most a quarter",
             low=MIB,
         ),
     )

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from capsule.errors import NotFoundError, TooLargeError
+from capsule.model import FileStat
+from capsule.service import Files
 from capsule.service.kernel_wire import Shown
 from capsule.sessions.blobs import Blobs
-from capsule.sessions.harvest import carried, mime_of
+from capsule.sessions.harvest import Harvest, carried, mime_of
+from capsule.sessions.records import Phase, Session
+from capsule.sessions.retention import Item, giving_way
 
 
 @pytest.fixture
@@ -113,3 +120,36 @@ def test_forms_of_results_that_are_files() -> None:
 )
 def test_types_come_from_the_ending_alone(name: str, mime: str) -> None:
     assert mime_of(name) == mime
+
+
+class Growing:
+    """Files that a program makes larger between being listed and being read."""
+
+    async def list(self, path: str, *, recursive: bool, limit: int) -> SimpleNamespace:
+        entries = [FileStat(f"f{n}", f"f{n}", "file", 1, 0o644, 1.0, 1000, 1000) for n in range(9)]
+        return SimpleNamespace(entries=entries)
+
+    @asynccontextmanager
+    async def read(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        yield pieces(*[path.encode() * 10] * 10)
+
+
+async def test_files_that_grow_have_no_more_room(blobs: Blobs) -> None:
+    session = Session("u", "s", Phase.OPEN, "bash", "bash", 0.0, 0.0, 0.0)
+    harvest = Harvest(blobs, most=100_000, most_together=8_000)
+    found = await harvest.gather(session, cast(Files, Growing()), (), [], 0.0)
+    assert [each.size for each in found.artifacts] == [2_300] * 3
+    assert len(found.skipped) == 6 and "more than 1100 bytes" in found.skipped[0].reason
+
+
+def test_what_gives_way_is_the_oldest_of_whoever_has_most() -> None:
+    items = [
+        Item("red", "r1", "a", 40),
+        *(Item("blue", f"b{n}", f"x{n}", 30) for n in range(4)),
+        Item("red", "r2", "b", 10),
+        Item("blue", "same", "b", 10),
+    ]
+    assert giving_way(items, 170) == []
+    assert giving_way(items, 110) == ["b0", "b1"]
+    assert giving_way(items, 60) == ["b0", "b1", "b2", "r1"]
+    assert giving_way(items, 0) == ["b0", "b1", "b2", "r1", "b3", "r2", "same"]

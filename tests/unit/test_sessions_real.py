@@ -239,6 +239,25 @@ async def test_the_oldest_artifacts_and_files_give_way(folder: Path) -> None:
         assert (await sessions.get(ME, "s0")).reason == "its files gave way to newer ones"
 
 
+async def test_what_one_tenant_keeps_pushes_out_nothing_of_others(folder: Path) -> None:
+    clock = TurnedClock()
+    most = 1024 * 1024
+    async with serving(folder) as service, sitting(service, clock, storage_bytes=most) as sessions:
+        code = "head -c 250000 /dev/urandom > artifacts/a; head -c 250000 /dev/zero"
+        for number, tenant in enumerate(("other", ME, ME, ME, ME, ME)):
+            await sessions.create(tenant, replace(BASH, session_id=f"s{number}"))
+            await sessions.execute(tenant, f"s{number}", code)
+            await sessions.close(tenant, f"s{number}")
+            clock.pass_time(1)
+        await sessions.tidy()
+        assert len(await sessions.artifacts("other", "s0")) == 1
+        assert (await sessions.get("other", "s0")).kept
+        assert (await sessions.log("other", "s0"))[0].texts.stdout
+        left = [len(await sessions.artifacts(ME, f"s{each}")) for each in range(1, 6)]
+        assert left == [0, 0, 1, 1, 1]
+        assert [bool(each.kept) for each in await sessions.list(ME)] == [False] * 2 + [True] * 3
+
+
 async def test_one_session_has_its_share_of_the_storage(folder: Path) -> None:
     most = 1024 * 1024
     async with serving(folder) as service, sitting(service, storage_bytes=most) as sessions:

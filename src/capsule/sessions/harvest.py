@@ -58,6 +58,14 @@ class _Room:
     def __init__(self, files: int, size: int) -> None:
         self._files, self._at_once, self._size = files, MAX_AT_ONCE, size
 
+    @property
+    def left(self) -> int:
+        return max(self._size, 0)
+
+    def grow(self, more: int) -> None:
+        """What was taken is larger than was said, or smaller."""
+        self._size -= more
+
     def refuses(self, size: int) -> str:
         """Why not; "" takes the room."""
         if self._files <= 0:
@@ -65,7 +73,7 @@ class _Room:
         if self._at_once <= 0:
             return MORE
         if size > self._size:
-            return f"{size} bytes, and the session's artifacts may have {max(self._size, 0)} more"
+            return f"{size} bytes, and the session's artifacts may have {self.left} more"
         self._files, self._at_once, self._size = (
             self._files - 1,
             self._at_once - 1,
@@ -121,7 +129,7 @@ class Harvest:
             kept.append(_artifact(session, name, "result", mime, blob, now))
         for stat in await self._new_files(files, known) if files else ():
             assert files is not None
-            got = room.refuses(stat.size) or await self._take(files, stat)
+            got = room.refuses(stat.size) or await self._take(files, stat, room)
             if isinstance(got, Blob):
                 name = name_of(stat)
                 kept.append(_artifact(session, name, "file", mime_of(name), got, now, stat.mtime))
@@ -129,15 +137,17 @@ class Harvest:
                 skipped.append(Skipped(name_of(stat), stat.size, got))
         return tuple(skipped)
 
-    async def _take(self, files: Files, stat: FileStat) -> Blob | str:
-        """Its content, or why it is not kept."""
+    async def _take(self, files: Files, stat: FileStat, room: _Room) -> Blob | str:
+        """Its content, or why it is not kept. It may be larger by now than when it was listed."""
         if stat.size > self._most:
             return f"{stat.size} bytes, limit {self._most}"
         try:
             async with files.read(f"{FOLDER}/{stat.path}") as reader:
-                return await self._blobs.add(reader, self._most)
+                blob = await self._blobs.add(reader, min(self._most, stat.size + room.left))
         except CapsuleError as error:  # it went, grew, or may not be read
             return error.message
+        room.grow(blob.size - stat.size)
+        return blob
 
     async def _new_files(self, files: Files, known: list[Artifact]) -> list[FileStat]:
         try:

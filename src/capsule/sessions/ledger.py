@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import builtins
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -26,6 +25,7 @@ from capsule.service.database import Database, translated, whole
 from capsule.sessions import chain
 from capsule.sessions.chain import Entry, Texts, Verdict
 from capsule.sessions.records import Artifact, Outcome, Phase, Session, Task
+from capsule.sessions.retention import Item, giving_way
 
 _SCHEMA = """
 CREATE TABLE sessions (
@@ -331,16 +331,15 @@ class Ledger:
         await self._db.run(whole(write))
 
     async def shrink(self, most: int) -> None:
-        """Remove the oldest artifacts until the contents of all have at most so many bytes; and the
-        oldest text of the log."""
+        """Remove artifacts until the contents of all have at most so many bytes, and text of the
+        log: the oldest of the tenant that has most."""
 
         def write(db: sqlite3.Connection) -> None:
             for id in _too_many(db, most):
                 db.execute("DELETE FROM artifacts WHERE id = ?", (id,))
-            while (_text(db) or 0) > most:
-                db.execute(
-                    "DELETE FROM texts WHERE seq IN (SELECT seq FROM texts ORDER BY seq LIMIT 256)"
-                )
+            while sum((sizes := _text_sizes(db)).values()) > most:
+                tenant = max(sizes, key=lambda name: sizes[name])
+                db.execute(_OLDEST_TEXTS, (tenant,))
 
         await self._db.run(whole(write))
 
@@ -383,25 +382,21 @@ def _next_number(db: sqlite3.Connection, uid: str) -> int:
 
 
 def _too_many(db: sqlite3.Connection, most: int) -> builtins.list[str]:
-    """The oldest artifacts, without which the contents of the others have at most so many bytes."""
-    rows = db.execute("SELECT id, sha256, size FROM artifacts ORDER BY created, rowid").fetchall()
-    having = Counter(sha256 for _, sha256, _ in rows)
-    total = sum({sha256: size for _, sha256, size in rows}.values())
-    found: builtins.list[str] = []
-    for id, sha256, size in rows:
-        if total <= most:
-            break
-        found.append(id)
-        having[sha256] -= 1
-        total -= size if not having[sha256] else 0
-    return found
+    rows = db.execute("SELECT tenant, id, sha256, size FROM artifacts ORDER BY created, rowid")
+    return giving_way((Item(*row) for row in rows), most)
 
 
-def _text(db: sqlite3.Connection) -> int | None:
-    row: tuple[int | None] = db.execute(
-        "SELECT sum(length(command) + length(stdout) + length(stderr)) FROM texts"
-    ).fetchone()
-    return row[0]
+_OLDEST_TEXTS = (
+    "DELETE FROM texts WHERE seq IN"
+    " (SELECT seq FROM texts JOIN log USING (seq) WHERE tenant = ? ORDER BY seq LIMIT 256)"
+)
+
+
+def _text_sizes(db: sqlite3.Connection) -> dict[str, int]:
+    """Bytes of text in the log, by tenant."""
+    size = "sum(ifnull(length(command), 0) + ifnull(length(stdout), 0) + ifnull(length(stderr), 0))"
+    query = f"SELECT tenant, {size} FROM texts JOIN log USING (seq) GROUP BY tenant"
+    return dict(db.execute(query).fetchall())
 
 
 def _save(db: sqlite3.Connection, how: str, session: Session) -> None:

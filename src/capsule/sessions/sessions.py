@@ -42,6 +42,7 @@ from capsule.sessions.life import Life
 from capsule.sessions.plan import Wish, make_plan
 from capsule.sessions.records import Artifact, Executed, Phase, Session, Task, new_uid
 from capsule.sessions.registry import Registry
+from capsule.sessions.retention import Item, giving_way
 from capsule.sessions.running import run_code
 from capsule.sessions.tools import check_arguments, run_tool
 from capsule.sessions.workspace import Workspaces
@@ -375,12 +376,14 @@ class Sessions:
 
     async def _shrink_files(self) -> None:
         """Of closed sessions: those that were not used for longest give way."""
-        closed = [each for each in await self._ledger.list(phase=Phase.CLOSED) if each.kept]
-        total = sum(each.kept.size for each in closed if each.kept)
-        for session in sorted(closed, key=lambda each: each.active):
-            if total <= self._config.storage_bytes:
-                break
-            total -= session.kept.size if session.kept else 0
+        closed = await self._ledger.list(phase=Phase.CLOSED)
+        kept = [
+            Item(each.tenant, each.uid, each.uid, each.kept.size)
+            for each in sorted(closed, key=lambda each: each.active)
+            if each.kept
+        ]
+        going = set(giving_way(kept, self._config.storage_bytes))
+        for session in [each for each in closed if each.uid in going]:
             async with self._life.turn(session):
                 session = await self._find(session.tenant, session.id)
                 if session.phase is Phase.CLOSED:
