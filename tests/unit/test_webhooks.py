@@ -245,6 +245,8 @@ async def test_a_name_is_checked_when_it_is_connected_to(tmp_path: Path) -> None
     [
         *(("8.8.8.8", True), ("2606:4700::1", True), ("0.0.0.0", False), ("224.0.0.1", False)),
         *(("64:ff9b::a00:1", False), ("2002:7f00:1::", False), ("::", False), ("fe80::1", False)),
+        *(("::7f00:1", False), ("fec0::1", False), ("64:ff9b:1::a00:1", False)),
+        *(("64:ff9b::808:808", True), ("::ffff:0:7f00:1", False)),
         *(("198.18.0.1", False), ("172.16.0.1", False), ("255.255.255.255", False)),
     ],
 )

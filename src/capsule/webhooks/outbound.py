@@ -68,7 +68,10 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
-    return address.is_global and not address.is_multicast
+        if address.is_site_local:  # an old word for private
+            return False
+    # Reserved: among others what translates to IPv4 in networks of one's own (RFC 8215).
+    return address.is_global and not address.is_multicast and not address.is_reserved
 
 
 class Network(httpcore.AsyncNetworkBackend):
