@@ -269,6 +269,22 @@ async def test_a_slow_receiver_does_not_keep_the_others_waiting(tmp_path: Path) 
         assert len(slow.taken) <= hooks.AT_ONCE_EACH
 
 
+async def test_slow_receivers_of_one_tenant_do_not_keep_others_waiting(tmp_path: Path) -> None:
+    async with (
+        receiver() as slow,
+        receiver() as quick,
+        webhooks(tmp_path) as (made, happenings),
+    ):
+        slow.answers = [b"silence"] * 500
+        for _ in range(hooks.MAX_HOOKS):
+            await made.create("default", slow.url)
+        await made.create("other", quick.url)
+        for tenant in ["default"] * 20 + ["other"] * 10:
+            happenings.tell(happened(tenant=tenant))
+        await eventually(lambda: len(quick.taken) == 10, what="the other tenant has all")
+        assert len(slow.taken) <= hooks.AT_ONCE_TENANT
+
+
 async def test_what_waits_for_a_slow_receiver_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

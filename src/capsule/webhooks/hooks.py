@@ -45,7 +45,8 @@ MAX_WAITING = 10_000  # deliveries of one webhook
 KEPT = 1000  # settled deliveries of one webhook
 KEPT_FOR = 7 * 86400.0
 TIMEOUT = 10.0
-AT_ONCE = 16
+AT_ONCE = 32
+AT_ONCE_TENANT = 8  # and who has fewest out comes first: slow receivers are easily had
 AT_ONCE_EACH = 4  # of one webhook: a slow receiver must not keep the others waiting
 RETRIES = (5.0, 30.0, 120.0, 600.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 TIDY_EVERY = 3600.0
@@ -64,6 +65,7 @@ class Webhooks:
         self._order = itertools.count()
         self._waiting: Counter[str] = Counter()  # deliveries by webhook
         self._out: Counter[str] = Counter()  # attempts by webhook
+        self._out_of: Counter[str] = Counter()  # and by tenant
         self._moved = asyncio.Event()
         self._outbound = Outbound(private=self._private, timeout=TIMEOUT)
         self._tasks = Tasks()
@@ -234,6 +236,7 @@ class Webhooks:
             if not self._due[hook.id]:
                 del self._due[hook.id]
             self._out[hook.id] += 1
+            self._out_of[hook.tenant] += 1
             self._tasks.spawn(self._attempt(hook, delivery), f"attempt {delivery.id}")
 
     def _first(self) -> Due | None:
@@ -241,8 +244,16 @@ class Webhooks:
         whose receiver is slow. None: whoever ends wakes us."""
         if self._out.total() >= AT_ONCE:
             return None
-        free = (heap[0] for id, heap in self._due.items() if self._out[id] < AT_ONCE_EACH)
-        return min(free, default=None)
+        free = [heap[0] for id, heap in self._due.items() if self._may_begin(self._hooks[id])]
+        now = time.time()
+        due = [each for each in free if each[0] <= now]
+        return min(due, key=self._turn) if due else min(free, default=None)
+
+    def _may_begin(self, hook: Webhook) -> bool:
+        return self._out[hook.id] < AT_ONCE_EACH and self._out_of[hook.tenant] < AT_ONCE_TENANT
+
+    def _turn(self, due: Due) -> tuple[int, float, int]:
+        return (self._out_of[self._hooks[due[2].hook].tenant], due[0], due[1])
 
     async def _attempt(self, hook: Webhook, delivery: Delivery) -> None:
         try:
@@ -252,7 +263,9 @@ class Webhooks:
                 await self._keep(after)
         finally:
             self._out[hook.id] -= 1
+            self._out_of[hook.tenant] -= 1
             self._out += Counter()  # forgets those that are at 0
+            self._out_of += Counter()
             if hook.id in self._hooks:
                 self._waiting[hook.id] -= 1
             self._moved.set()
