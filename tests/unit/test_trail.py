@@ -91,7 +91,11 @@ async def test_it_goes_on_over_a_restart_and_whoever_changes_it_is_found(tmp_pat
     assert verify_file(path, verdict.head).broken, "the head that was written down is gone"
 
 
-async def test_what_is_old_goes_and_the_chain_still_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 500])
+async def test_what_is_old_goes_and_the_chain_still_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(module, "A_WRITE", at_once)
     clock = TurnedClock()
     async with trail(tmp_path, clock=clock) as (made, _):
         made.note("old", tenant="default")

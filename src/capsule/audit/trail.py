@@ -77,8 +77,11 @@ class Trail:
         with contextlib.suppress(ValueError):
             self._happenings.listeners.remove(self._hear)
         await self._tasks.aclose()
-        while self._waiting:
-            await self._take()
+        try:
+            while self._waiting:
+                await self._take()
+        except CapsuleError as error:
+            log.error("trail not written", lost=len(self._waiting), reason=error.message)
         await self._db.aclose()
 
     async def __aenter__(self) -> Self:
@@ -192,17 +195,24 @@ class Trail:
             await asyncio.sleep(TIDY_EVERY)
 
     async def _forget(self, before: float) -> None:
-        """From the beginning alone: the chain must not get holes."""
-
-        def write(db: sqlite3.Connection) -> None:
-            over = "SELECT seq, hash FROM trail WHERE at < ? ORDER BY seq DESC LIMIT 1"
-            if (cut := db.execute(over, (before,)).fetchone()) is not None:
-                db.execute("DELETE FROM trail WHERE seq <= ?", (cut[0],))
-                db.execute("DELETE FROM anchors")
-                db.execute("INSERT INTO anchors VALUES (?, ?)", cut)
-
-        await self._db.run(whole(write))
+        """A few at a time: in a day there may be millions, and a transaction holds up the loop."""
+        more = True
+        while more:
+            more = await self._db.run(whole(lambda db: _cut(db, before)))
+            await asyncio.sleep(0)  # whoever else has something to do
         await self._db.checkpoint()
+
+
+def _cut(db: sqlite3.Connection, before: float) -> bool:
+    """From the beginning alone: the chain must not get holes. True: there may be more."""
+    first = db.execute("SELECT seq, hash, at FROM trail ORDER BY seq LIMIT ?", (A_WRITE,))
+    old = list(itertools.takewhile(lambda row: row[2] < before, first.fetchall()))
+    if old:
+        seq, hash, _ = old[-1]
+        db.execute("DELETE FROM trail WHERE seq <= ?", (seq,))
+        db.execute("DELETE FROM anchors")
+        db.execute("INSERT INTO anchors VALUES (?, ?)", (seq, hash))
+    return len(old) == A_WRITE
 
 
 def verify_file(path: Path, head: str | None = None) -> Verdict:
