@@ -21,7 +21,7 @@ from capsule.config import load_config
 from capsule.errors import CapacityError, InvalidError, NotFoundError
 from capsule.model import ExecId, Exit, Reason, SandboxId
 from capsule.service.happenings import Ended, Happening, Happenings, Kind
-from capsule.webhooks import hooks
+from capsule.webhooks import hooks, records
 from capsule.webhooks.hooks import Webhooks
 from capsule.webhooks.outbound import is_public
 from capsule.webhooks.records import Delivered, Delivery, Webhook
@@ -339,3 +339,23 @@ async def test_there_are_not_too_many(tmp_path: Path, monkeypatch: pytest.Monkey
         for wrong in ({"events": ["nothing"]}, {"secret": "short"}):
             with pytest.raises(InvalidError):
                 await made.create("third", "https://example.org/", **wrong)
+
+
+async def test_what_was_settled_is_forgotten_by_age_and_by_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "A_TIME", 3)
+    book = records.Book(tmp_path / "webhooks.db")
+    await book.open()
+    for hook in ("one", "two"):
+        await book.add(Webhook(hook, "default", "https://example.org/", (), SECRET, 0.0))
+        for number in range(20):
+            state = Delivered.PENDING if number < 2 else Delivered.DONE
+            at = 100.0 if number < 5 else 200.0  # several at the same moment
+            id = f"{hook}-{number}"
+            await book.save([Delivery(id, hook, "sandbox.created", b"{}", at, state)])
+    await book.forget(150.0, 10)
+    for hook in ("one", "two"):
+        left = {each.id for each in await book.of(hook, 100)}
+        assert left == {f"{hook}-{number}" for number in (0, 1, *range(10, 20))}
+    await book.aclose()

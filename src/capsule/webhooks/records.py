@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ CREATE INDEX delivery_due ON delivery (state, due);
 CREATE INDEX delivery_hook ON delivery (hook, created);
 PRAGMA user_version = 1;
 """
+A_TIME = 500  # deliveries that are removed in one transaction
 _COLUMNS = "id, hook, event, body, created, state, attempts, due"
 
 
@@ -111,24 +114,33 @@ class Book:
         return found[0] if found else None
 
     async def forget(self, before: float, most: int) -> None:
-        """What was settled before then, and of each hook more than the newest `most`."""
-        kept = (
-            "SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY hook ORDER BY created DESC)"
-            " AS n FROM delivery WHERE state != 'pending') WHERE n > ?"
-        )
-
-        def both(db: sqlite3.Connection) -> None:
-            over = "DELETE FROM delivery WHERE state != 'pending' AND created < ?"
-            db.execute(over, (before,))
-            db.execute(f"DELETE FROM delivery WHERE id IN ({kept})", (most,))
-
-        await self._db.run(whole(both))
+        """What was settled before then, and of each hook more than the newest `most`. A few at a
+        time: there may be many, and a transaction holds up the loop."""
+        for hook in await self.hooks():
+            more = True
+            while more:
+                some = functools.partial(_forget, hook=hook.id, before=before, most=most)
+                more = await self._db.run(whole(some)) > 0
+                await asyncio.sleep(0)  # whoever else has something to do
         await self._db.checkpoint()
 
     async def _select(self, rest: str, *values: object) -> list[Delivery]:
         statement = f"SELECT {_COLUMNS} FROM delivery {rest}"
         rows = await self._db.run(lambda db: db.execute(statement, values).fetchall())
         return [_delivery(row) for row in rows]
+
+
+def _forget(db: sqlite3.Connection, *, hook: str, before: float, most: int) -> int:
+    settled = "SELECT rowid FROM delivery WHERE hook = ? AND state != 'pending'"
+    newest_first = "ORDER BY created DESC, rowid DESC"
+    removed = 0
+    for query, value in (
+        (f"{settled} AND created < ? {newest_first} LIMIT {A_TIME}", before),
+        (f"{settled} {newest_first} LIMIT {A_TIME} OFFSET ?", most),
+    ):
+        statement = f"DELETE FROM delivery WHERE rowid IN ({query})"
+        removed += db.execute(statement, (hook, value)).rowcount
+    return removed
 
 
 def _row(d: Delivery) -> tuple[object, ...]:
