@@ -70,7 +70,7 @@ def real_server(**settings: str) -> Iterator[RealServer]:
             shutil.rmtree(base, ignore_errors=True)
 
 
-def _wait_until_it_answers(server: RealServer, within: float = 15.0) -> None:
+def _wait_until_it_answers(server: RealServer, within: float = 40.0) -> None:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
