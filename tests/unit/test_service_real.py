@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,9 @@ def folder(agent_binary: Path) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def serving(folder: Path, *, drain: str = "delete") -> AsyncIterator[Service]:
+async def serving(
+    folder: Path, *, drain: str = "delete", **settings: Any
+) -> AsyncIterator[Service]:
     backend = backends.of(folder)
     config = Config(
         data_dir=folder / "d",
@@ -59,6 +62,7 @@ async def serving(folder: Path, *, drain: str = "delete") -> AsyncIterator[Servi
         drain=drain,
         isolation=backend.level,
         provider=backend.name,
+        **settings,
     )
     provider = await asyncio.to_thread(backend.make, config)
     service = Service(config, {backend.name: provider}, backend.catalog)

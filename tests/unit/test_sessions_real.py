@@ -15,11 +15,12 @@ from capsule.config import Config
 from capsule.errors import (
     CapacityError,
     ConflictError,
+    ForbiddenError,
     NotFoundError,
     UnavailableError,
     WrongStateError,
 )
-from capsule.model import Isolation
+from capsule.model import MIB, Isolation
 from capsule.providers.registry import make_provider
 from capsule.service import Service
 from capsule.service.caller import DEFAULT_TENANT as ME
@@ -196,6 +197,18 @@ async def test_close_reopen_and_execute_at_once_end_well(folder: Path) -> None:
         await sessions.delete(ME, "s")
         assert boxes(folder) == [] and service.snapshots.list() == []
     assert verify_file(folder / "d/storage/sessions.db").broken == ()
+
+
+async def test_a_quota_of_storage_costs_no_session_its_files(folder: Path) -> None:
+    async with serving(folder, tenant_storage=MIB) as service, sitting(service) as sessions:
+        await sessions.create(ME, BASH)
+        await sh(sessions, "head -c 3000000 /dev/urandom > big; sha256sum big > sum")
+        box = (await sessions.get(ME, "s")).sandbox_id
+        with pytest.raises(ForbiddenError, match="its quota is"):
+            await service.snapshots.make(box, "mine", {})
+        await sessions.close(ME, "s")
+        await sessions.reopen(ME, "s")
+        assert await sh(sessions, "sha256sum -c sum") == "big: OK\n"
 
 
 async def test_what_is_old_is_removed(folder: Path) -> None:

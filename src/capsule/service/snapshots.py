@@ -91,9 +91,11 @@ class Snapshots:
         own = [each for each in self._known.values() if each.tenant == tenant]
         return sorted(own, key=lambda each: each.created)
 
-    async def make(self, id: str, name: str, metadata: Mapping[str, str]) -> Snapshot:
+    async def make(
+        self, id: str, name: str, metadata: Mapping[str, str], *, over_quota: bool = False
+    ) -> Snapshot:
         """Keep a sandbox's files as they are at one moment, for which it stands still. It belongs
-        to whom the sandbox belongs.
+        to whom the sandbox belongs. `over_quota`: rather than that they are lost.
 
         Raises ConflictError (the name is taken), NotSupportedError, TooLargeError, NoSpaceError,
         and what keeps the sandbox from being used.
@@ -111,15 +113,16 @@ class Snapshots:
                     metadata=dict(metadata),
                     tenant=entry.tenant,
                 )
-                await self.keep(made)
+                await self.keep(made, over_quota=over_quota)
         return made
 
     def owners(self) -> set[str]:
         return {each.tenant for each in self._known.values()}
 
-    async def keep(self, made: Snapshot) -> None:
+    async def keep(self, made: Snapshot, *, over_quota: bool = False) -> None:
         """On return it outlives a crash of the machine. Raises ForbiddenError (a quota)."""
-        self.check(made)
+        if not over_quota:
+            self.check(made)
         key = _key(made)
         self._coming[key] = made
         try:

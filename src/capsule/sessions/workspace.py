@@ -46,14 +46,15 @@ class Workspaces:
         await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
 
     async def keep(self, session: Session, now: float) -> Kept:
-        """What it has now. What was kept before stays until `drop`.
+        """What it has now, also over its tenant's quota: that keeps others from being made, and
+        costs nobody what was written. What was kept before stays until `drop`.
 
         Raises what keeps the sandbox from being used, TooLargeError, NoSpaceError.
         """
         name = f"session-{session.uid}-{new_uid()[:8]}"
         try:
             made = await self._service.snapshots.make(
-                session.sandbox_id, name, {"session": session.id}
+                session.sandbox_id, name, {"session": session.id}, over_quota=True
             )
             return Kept("snapshot", name, now, made.size, LOST)
         except NotSupportedError:
