@@ -50,7 +50,9 @@ async def test_it_says_which_key_did_what_to_which_sandbox() -> None:
             assert {each["tenant"] for each in told} == {"acme"}
             assert {each["request"] for each in told} == {"my-request"}
             assert "password" not in str(told)
-            everything = (await admin.get("/v1/audit", params={"tenant": "acme"})).json()["entries"]
+            call = {"jsonrpc": "2.0", "id": 1, "method": "audit.v1.list"}
+            asked = await admin.post("/rpc", json={**call, "params": {"tenant": "acme"}})
+            everything = asked.json()["result"]["entries"]
             refused = [each for each in everything if each["what"] == "POST /v1/keys"]
             assert [each["status"] for each in refused] == [403]
         assert verify_file(server.base / "data" / FILE).broken == ()
