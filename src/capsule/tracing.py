@@ -4,7 +4,7 @@ span is nothing, and costs next to nothing. The extra `otel` brings what this ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ def span(name: str, **about: str | float) -> Iterator[Span | None]:
 
 
 @contextmanager
-def request_span(name: str, headers: Mapping[str, str]) -> Iterator[Span | None]:
+def request_span(name: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterator[Span | None]:
     """The span that a request begins with; part of the client's trace, if it sent one."""
     if _tracer is None:
         yield None
@@ -63,8 +63,9 @@ def request_span(name: str, headers: Mapping[str, str]) -> Iterator[Span | None]
     from opentelemetry.propagate import extract
     from opentelemetry.trace import SpanKind
 
+    carrier = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
     with _tracer.start_as_current_span(
-        name, context=extract(headers), kind=SpanKind.SERVER
+        name, context=extract(carrier), kind=SpanKind.SERVER
     ) as made:
         yield made
 

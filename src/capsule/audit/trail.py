@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 FILE = "audit.db"
 MAX_WAITING = 50_000
 A_WRITE = 500  # entries, at most: a transaction holds up the loop
-TIDY_EVERY = 3600.0
+TIDY_EVERY = 600.0
 NOBODY = "server"  # what the server does by itself, at the end of a TTL for instance
 _SCHEMA = """
 CREATE TABLE trail (
@@ -98,9 +98,11 @@ class Trail:
 
     def note(self, what: str, *, tenant: str, sandbox: str = "", **more: object) -> None:
         """Never waits. Who asked, and by which request, is known from the request's context."""
+        if not self._open:
+            return
         about = structlog.contextvars.get_contextvars()
         actor = about.get("key", NOBODY)
-        if not self._open or not self._wanted(actor):
+        if not self._wanted(actor):
             return
         if len(self._waiting) >= MAX_WAITING:
             log.error("the trail cannot be written, and loses this", what=what, sandbox=sandbox)
@@ -188,11 +190,11 @@ class Trail:
 
     async def _tidy(self) -> None:
         while True:
+            await asyncio.sleep(TIDY_EVERY)  # a start has enough to do
             try:
                 await self._forget(self._clock.now() - self._kept_for)
             except CapsuleError as error:
                 log.warning("trail not tidied", reason=error.message)
-            await asyncio.sleep(TIDY_EVERY)
 
     async def _forget(self, before: float) -> None:
         """A few at a time: in a day there may be millions, and a transaction holds up the loop."""

@@ -11,7 +11,6 @@ import re
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -71,7 +70,7 @@ class Observed:
             self.open += 1
             structlog.contextvars.bind_contextvars(request=id.decode())
             try:
-                with request_span("request", _Headers(scope["headers"])) as span:
+                with request_span("request", scope["headers"]) as span:
                     await app(scope, receive, answer)
                     if span is not None:
                         _describe(span, scope, status, id)
@@ -111,25 +110,6 @@ _LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 _STARTS = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start", "websocket.close"}
 )
-
-
-class _Headers(Mapping[str, str]):
-    """As OpenTelemetry wants to look at them; nobody does where it is not set up."""
-
-    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
-        self._raw = raw
-
-    def _all(self) -> dict[str, str]:
-        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._raw}
-
-    def __getitem__(self, name: str) -> str:
-        return self._all()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
 
 
 def _describe(span: Span, scope: Scope, status: int, id: bytes) -> None:

@@ -49,7 +49,7 @@ AT_ONCE = 32
 AT_ONCE_TENANT = 8  # and who has fewest out comes first: slow receivers are easily had
 AT_ONCE_EACH = 4  # of one webhook: a slow receiver must not keep the others waiting
 RETRIES = (5.0, 30.0, 120.0, 600.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
-TIDY_EVERY = 3600.0
+TIDY_EVERY = 600.0
 
 Due = tuple[float, int, Delivery]  # when, and in which order
 
@@ -303,11 +303,11 @@ class Webhooks:
 
     async def _tidy(self) -> None:
         while True:
+            await asyncio.sleep(TIDY_EVERY)  # a start has enough to do
             try:
                 await self._book.forget(time.time() - KEPT_FOR, KEPT)
             except CapsuleError as error:
                 log.warning("deliveries not tidied", reason=error.message)
-            await asyncio.sleep(TIDY_EVERY)
 
 
 def _after(delivery: Delivery, attempt: Attempt) -> Delivery:
