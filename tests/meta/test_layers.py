@@ -22,6 +22,7 @@ HEIGHT = {
     "catalog": 1,
     "host_errors": 0,
     "tracing": 0,
+    "chain": 0,
     "settings": 0,
     "sources": 0,
     "storage_settings": 1,

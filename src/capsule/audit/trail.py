@@ -1,6 +1,6 @@
 """The trail of a server: every call that changes something, and what happened to sandboxes.
 
-Entries are a hash chain, as the log of sessions is (see `sessions/chain.py`), in a file of their
+Entries are a hash chain, as the log of sessions is (see `chain.py`), in a file of their
 own. They are queued by whoever has something to say, who never waits, and written by one task, all
 that came meanwhile in one transaction. A server that is killed loses what it was about to write;
 one that stops writes everything down.
@@ -22,6 +22,8 @@ from typing import Any, Self
 import msgspec
 import structlog
 
+from capsule import chain
+from capsule.chain import Entry, Texts, Verdict
 from capsule.config import Config
 from capsule.errors import CapsuleError
 from capsule.service.caller import OPERATOR
@@ -29,8 +31,6 @@ from capsule.service.clock import Clock, SystemClock
 from capsule.service.database import Database, translated, whole
 from capsule.service.happenings import Happening, Happenings
 from capsule.service.tasks import Tasks
-from capsule.sessions import chain
-from capsule.sessions.chain import Entry, Texts, Verdict
 
 log = structlog.get_logger(__name__)
 

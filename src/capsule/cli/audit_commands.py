@@ -13,7 +13,7 @@ from capsule.cli import show
 from capsule.cli.codes import FAILED
 
 if TYPE_CHECKING:
-    from capsule.sessions.chain import Verdict
+    from capsule.chain import Verdict
 
     Verify = Callable[[Path, str | None], Verdict]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from capsule.chain import Texts
 from capsule.edge import views as v
 from capsule.edge.contexts import RunErrorView, ShownView
 from capsule.edge.text import show
 from capsule.model import FileStat
-from capsule.sessions.chain import Texts
 from capsule.sessions.ledger import Logged
 from capsule.sessions.records import Artifact, Executed, Kept, Session, Skipped
 from capsule.sessions.sessions import Counts

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from capsule import chain
+from capsule.chain import Entry, Texts, Verdict
 from capsule.errors import ConflictError, InternalError
 from capsule.service.database import Database, translated, whole
-from capsule.sessions import chain
-from capsule.sessions.chain import Entry, Texts, Verdict
 from capsule.sessions.records import Artifact, Outcome, Phase, Session, Task
 from capsule.sessions.retention import Item, giving_way
 

@@ -1,4 +1,4 @@
-"""The hash chain of the execution log. Sans-I/O.
+"""The hash chain of a log: of executions, and of the trail. Sans-I/O.
 
 Every entry holds the hash of the one before it, and its own hash is over all that it says: whoever
 changes, removes or inserts one breaks the chain there. Cutting off the end leaves a chain that is
