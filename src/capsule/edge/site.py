@@ -19,6 +19,9 @@ from capsule.audit.trail import Trail
 from capsule.config import Config
 from capsule.edge import docs_page, metrics
 from capsule.edge.drain import Gate
+from capsule.edge.e2b.access import Access
+from capsule.edge.e2b.doors import ENVD, Doors
+from capsule.edge.e2b.envd import Envd
 from capsule.edge.errors import Answer, send_error, understand
 from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
@@ -87,6 +90,7 @@ def build_site(
     protect(web, service.own, public)
     identity = Identity(config, service.keys)
     site: ASGIApp = KeyGuard(answering(route), identity, config, public=public)
+    site = Doors(site, {ENVD: Envd(service, Access.open(config.data_dir), {})})
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))
