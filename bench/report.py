@@ -19,6 +19,7 @@ GROUPS = (
     *("create", "warm", "exec", "run", "context", "delete", "one-shot", "snapshot", "scale"),
     *("growth", "rate", "transfer up", "transfer down"),
     *(f"{what} on {runtime}" for runtime in RUNTIMES for what in OPERATIONS),
+    "exec on runsc, all cores",
 )
 OURS = "Capsule"
 

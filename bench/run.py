@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from bench import capsule, page, plots, report, scaling, state, targets
-from bench.contained import Contained
+from bench.contained import Contained, Roomy
 from bench.peers import LlmSandbox
 from bench.pool import Warm, WarmInside
 from bench.rivals import Bubblewrap, Bundle, Echo, Local, Raw, Rival
@@ -99,7 +99,8 @@ def alternate(url: str, echo: str, options: argparse.Namespace) -> list[Measure]
         Bundle("runc"),
         Bundle("runsc", *GVISOR, "--ignore-cgroups", found=find_runsc()),
         Contained("runc", faster=10, burst=50),
-        Contained("runsc", faster=5),
+        Contained("runsc"),
+        Roomy("runsc", faster=5),
         LlmSandbox(wanted=options.peers),
     ]
     deadline = time.monotonic() + options.seconds
