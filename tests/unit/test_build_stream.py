@@ -65,6 +65,20 @@ def test_steps_and_what_they_print_are_told_apart() -> None:
     found.ended()
 
 
+def test_a_line_may_end_in_a_message_of_its_own() -> None:
+    _, events = heard(
+        stream("Step 1/1 : RUN pip"),
+        stream("\n"),
+        stream("\x1b[?25l 7.1/7.1 MB"),
+        stream("\n"),
+        stream("\n"),
+        stream("Collecting pytz\n"),
+    )
+    assert "".join(event.text for event in events[1:] if isinstance(event, Log)).endswith(
+        "7.1/7.1 MB\nCollecting pytz\n"
+    )
+
+
 def test_a_pull_tells_how_far_it_is() -> None:
     detail = {"current": 5, "total": 10}
     _, events = heard(

@@ -60,6 +60,7 @@ class BuildStream:
         self._name = name
         self._tail = Tail()
         self._logged = 0
+        self._midline = False  # what a step printed last has no end yet
 
     def hear(self, line: bytes) -> Iterator[Progress]:
         """Raises what the build failed with."""
@@ -101,7 +102,8 @@ class BuildStream:
             self.images += [found[1]] if found[1] else []
         elif line.startswith("Successfully built "):
             self.done = True
-        elif line and not _REMOVING.match(line):
+        elif (line or self._midline) and not _REMOVING.match(line):
+            self._midline = not text.endswith("\n")
             self._tail.add(text)
             yield from self._limited(text)
 
