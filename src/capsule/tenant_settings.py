@@ -113,7 +113,7 @@ class TenantSettings(StorageSettings):
         default=(),
         metadata=about(
             "list",
-            "addresses or networks of proxies whose X-Forwarded-For is believed, such as "
-            "127.0.0.1 or 10.0.0.0/8",
+            "addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are "
+            "believed, such as 127.0.0.1 or 10.0.0.0/8",
         ),
     )

@@ -121,6 +121,23 @@ def test_without_trusted_proxies_nobody_is_believed() -> None:
     assert Addresses([]).of(request("127.0.0.1", "1.1.1.1")) == "127.0.0.1"
 
 
+@pytest.mark.parametrize(
+    ("peer", "said", "secure"),
+    [
+        ("10.0.0.1", "https", True),
+        ("10.0.0.1", "http, HTTPS", True),
+        ("10.0.0.1", "https, http", False),  # the proxy's own word stands last
+        ("10.0.0.1", "http", False),
+        ("192.0.2.1", "https", False),
+        ("", "https", False),
+    ],
+)
+def test_only_a_trusted_proxy_says_that_it_was_https(peer: str, said: str, secure: bool) -> None:
+    scope = request(peer)
+    scope["headers"].append((b"x-forwarded-proto", said.encode()))
+    assert Addresses(["10.0.0.0/8"]).over_tls(scope) is secure
+
+
 def test_a_customer_has_a_whole_network_of_ipv6() -> None:
     assert group("2001:db8:1:2:3::4") == group("2001:db8:1:2:ffff::1") == "2001:db8:1:2::/64"
     assert group("192.0.2.1") == "192.0.2.1"

@@ -51,14 +51,26 @@ def test_the_compose_file_gives_the_engine_to_the_server_alone() -> None:
     with_socket = {
         name
         for name, service in services.items()
-        if any("docker.sock" in volume for volume in service["volumes"])
+        if any("docker.sock" in volume for volume in service.get("volumes", ()))
     }
     assert with_socket == {"capsule"}
-    assert services["nginx"]["network_mode"] == "service:capsule"
     for service in services.values():
-        for volume in service["volumes"]:
+        for volume in service.get("volumes", ()):
             if volume.startswith("./"):
                 assert (DEPLOY / volume.split(":")[0]).exists(), volume
+
+
+def test_neither_the_server_nor_nginx_holds_the_network_of_the_other() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert {services[name]["network_mode"] for name in ("capsule", "nginx")} == {"service:network"}
+    assert [name for name, service in services.items() if "ports" in service] == ["network"]
+
+
+def test_an_image_gets_nothing_that_git_ignores() -> None:
+    kept_out = set((ROOT / ".dockerignore").read_text().splitlines())
+    for line in (ROOT / ".gitignore").read_text().splitlines():
+        name = line.strip("/")
+        assert kept_out & {name, f"**/{name}"}, line
 
 
 @pytest.mark.parametrize("path", ["deploy/Dockerfile", "deploy/compose.yaml"])

@@ -264,6 +264,16 @@ async def test_rate_limits_see_the_clients_address_and_not_what_it_claims(tmp_pa
         assert await ask("127.0.0.3") == 200
 
 
+async def test_addresses_in_answers_are_those_of_the_front(tmp_path: Path) -> None:
+    settings = {"TRUSTED_PROXIES": "127.0.0.1", "ALLOWED_HOSTS": NAME}
+    with real_server(**settings) as server, nginx(server.port, tmp_path) as front:
+        async with front.http() as http:
+            answer = await http.post("/api/sessions", json={"environment": "bash"})
+            told = answer.json()
+            assert told["url"] == f"{front.url}/v1/sandboxes/{told['sandbox_id']}"
+            await http.delete(f"/api/sessions/{told['session_id']}")
+
+
 async def test_a_server_that_is_down_is_unavailable_at_once(tmp_path: Path) -> None:
     with nginx(free_port(), tmp_path) as front:
         async with front.http() as http:

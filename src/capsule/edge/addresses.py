@@ -1,5 +1,6 @@
-"""Whose address a request comes from. `X-Forwarded-For` says what its sender likes, so it is
-believed from proxies that the operator has named, and only up to the first that is none.
+"""Whose address a request comes from, and whether it came by HTTPS. `X-Forwarded-For` and
+`X-Forwarded-Proto` say what their sender likes, so they are believed from proxies that the operator
+has named; the first only up to an address that is none.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ class Addresses:
             if not self._trusts(found):
                 break
         return str(peer)
+
+    def over_tls(self, scope: Scope) -> bool:
+        """A proxy says so that is believed; what it says stands last."""
+        peer = _parsed((scope.get("client") or ("",))[0])
+        if peer is None or not self._trusts(peer):
+            return False
+        said = [value for name, value in scope["headers"] if name == b"x-forwarded-proto"]
+        return bool(said) and said[-1].rpartition(b",")[2].strip().lower() == b"https"
 
     def _trusts(self, address: Address) -> bool:
         return any(address in network for network in self._trusted)

@@ -133,6 +133,8 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ADDRESS] = self._addresses.of(scope)
+        if self._addresses.over_tls(scope):
+            scope["scheme"] = "wss" if scope["type"] == "websocket" else "https"
         if self._rates and scope["path"] != "/health":
             send = told = Told(send)
         else:
