@@ -87,6 +87,15 @@ class Config(TenantSettings):
         default=(),
         metadata=about("list", "names the server is reached by, beside those of loopback"),
     )
+    sandbox_domain: str | None = field(
+        default=None,
+        metadata=about(
+            "text",
+            "name below which the ports of sandboxes are reached, as PORT-ID.NAME[:PORT]; without "
+            "it, the one that a request for a sandbox came to",
+            optional=True,
+        ),
+    )
     allowed_origins: tuple[str, ...] = field(
         default=(),
         metadata=about("list", "origins of web pages that may call it, beside its own"),

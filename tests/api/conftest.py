@@ -10,6 +10,7 @@ import pytest
 from capsule.audit.trail import Trail
 from capsule.config import Config
 from capsule.edge.drain import Gate
+from capsule.edge.e2b.access import Access
 from capsule.edge.files import FileVerbs
 from capsule.edge.methods import build_methods
 from capsule.edge.verbs import Verbs
@@ -41,7 +42,7 @@ def api_params() -> dict[str, list[str]]:
     config, service = Config(), cast(Service, ServiceDouble())
     happenings = Happenings()
     hooks, trail = Webhooks(config, happenings), Trail(config, happenings)
-    verbs = Verbs(config, service, Gate(), hooks, trail)
+    verbs = Verbs(config, service, Gate(), hooks, trail, Access(b"secret"))
     methods = build_methods(verbs, FileVerbs(config, service))
     return {
         name: [field.encode_name for field in msgspec.structs.fields(method.params)]

@@ -73,10 +73,10 @@ async def test_a_bug_is_logged_with_an_id_and_says_nothing_else(
 
 async def test_unknown_paths_are_json_too() -> None:
     async with serving() as server, httpx.AsyncClient(base_url=server.url) as client:
-        missing = await client.get("/v2/nothing")
+        missing = await client.get("/v9/nothing")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "not_found"
-    assert "/v2/nothing" in missing.json()["error"]["message"]
+    assert "/v9/nothing" in missing.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,14 @@ _CREATES: list[dict[str, Any]] = [
     {"snapshot": "{snapshot}"},
     {"volumes": [{"name": "{volume}", "path": "/workspace/v"}]},
 ]
+_OF_E2B: list[dict[str, Any]] = [
+    {"templateID": "{template}"},
+    {"templateID": "{snapshot}"},
+    {"templateID": "bash", "volumeMounts": [{"name": "{volume}", "path": "/workspace/v"}]},
+]
 BODIES: dict[tuple[str, str], list[dict[str, Any]]] = {
+    ("POST", "/v2/sandboxes"): _OF_E2B,
+    ("POST", "/sandboxes"): _OF_E2B,
     ("POST", "/v1/sandboxes"): _CREATES,
     ("POST", "/v1/volumes"): [],  # names of one's own: see test_names_are_each_tenants_own
     ("POST", "/v1/webhooks"): [],  # it names nothing of anybody's

@@ -1,14 +1,16 @@
 """The one place where an error becomes an answer.
 
 Over HTTP it is `{"error": {"code", "message", "hint"?, "details"?}}` with the status of its
-class, over JSON-RPC the same object is `error.data`, with the class's number as `error.code`. An
-exception nobody meant to raise is logged with an id, and the client learns only that id.
+class, over JSON-RPC the same object is `error.data`, with the class's number as `error.code`. At
+the paths of E2B's API it is `{"code": status, "message"}`, as its SDKs read it. An exception nobody
+meant to raise is logged with an id, and the client learns only that id.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,11 +19,15 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from capsule.errors import CapacityError, CapsuleError, InternalError, InvalidError
+from capsule.errors import CapacityError, CapsuleError, GoneError, InternalError, InvalidError
 
 log = logging.getLogger("capsule.edge")
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
+MAX_PATIENCE = 5  # seconds that an SDK of E2B is asked to wait before it asks a full server again
+_E2B = re.compile(
+    r"/+(v[23]/|(sandboxes|templates|snapshots|volumes|volumecontent|secrets|default-templates)(/|$))"
+)
 
 
 class HttpError(CapsuleError):
@@ -40,6 +46,10 @@ class HttpError(CapsuleError):
         self.http_status = status  # type: ignore[misc]  # one class for the few codes of HTTP itself
         self.code = code  # type: ignore[misc]  # as above
         self.headers = headers or {}
+
+
+class RateError(CapacityError):
+    """There is room, but who asks has asked too often."""
 
 
 def understand(error: BaseException) -> CapsuleError:
@@ -86,14 +96,40 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def http_body(error: CapsuleError) -> bytes:
-    return encode({"error": told(error)})
+def is_e2b(scope: Scope) -> bool:
+    """Is the client one of E2B's?"""
+    if _E2B.match(scope["path"]) is not None:
+        return True
+    return any(name == b"e2b-sandbox-id" for name, _ in scope["headers"])
 
 
-def http_headers(error: CapsuleError, body: bytes) -> list[tuple[bytes, bytes]]:
+def status_of(error: CapsuleError, *, e2b: bool = False) -> int:
+    """E2B's SDKs know no 410 and no 501, and a 429 is for who asks too often."""
+    if not e2b:
+        return error.http_status
+    if isinstance(error, GoneError):
+        return 404
+    if isinstance(error, CapacityError) and not isinstance(error, RateError):
+        return 503
+    return 400 if error.http_status == 501 else error.http_status
+
+
+def http_body(error: CapsuleError, *, e2b: bool = False) -> bytes:
+    body = told(error)
+    if not e2b:
+        return encode({"error": body})
+    message = f"{body['message']}; {body['hint']}" if "hint" in body else body["message"]
+    return encode({"code": status_of(error, e2b=True), "message": message})
+
+
+def http_headers(
+    error: CapsuleError, body: bytes, *, e2b: bool = False
+) -> list[tuple[bytes, bytes]]:
     headers = [*JSON_HEADERS, (b"content-length", b"%d" % len(body))]
     if (seconds := retry_after(error)) is not None:
-        headers.append((b"retry-after", seconds))
+        if e2b and not isinstance(error, RateError):
+            seconds = min(seconds, MAX_PATIENCE)
+        headers.append((b"retry-after", b"%d" % seconds))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, HttpError):
@@ -101,10 +137,10 @@ def http_headers(error: CapsuleError, body: bytes) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def retry_after(error: CapsuleError) -> bytes | None:
+def retry_after(error: CapsuleError) -> int | None:
     if isinstance(error, CapacityError):
-        return b"%d" % max(1, math.ceil(error.retry_after))
-    return b"1" if error.http_status == 503 else None
+        return max(1, math.ceil(error.retry_after))
+    return 1 if error.http_status == 503 else None
 
 
 def rpc_error(error: CapsuleError) -> dict[str, Any]:
@@ -132,13 +168,14 @@ def _readable(value: Any) -> Any:
 
 async def send_error(scope: Scope, receive: Receive, send: Send, error: CapsuleError) -> None:
     """Answer a request, or refuse a WebSocket before it is accepted, with `error`."""
-    body = http_body(error)
+    e2b = is_e2b(scope)
+    body = http_body(error, e2b=e2b)
     prefix = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
     await send(
         {
             "type": f"{prefix}.start",
-            "status": error.http_status,
-            "headers": http_headers(error, body),
+            "status": status_of(error, e2b=e2b),
+            "headers": http_headers(error, body, e2b=e2b),
         }
     )
     await send({"type": f"{prefix}.body", "body": body})

@@ -100,12 +100,15 @@ class HostRule:
     def __init__(self, config: Config) -> None:
         self._names = {name.lower() for name in (*config.allowed_hosts, config.host)}
         self._any_address = not is_loopback(config.host)
+        self._domain = _without_port((config.sandbox_domain or "").lower())
 
     def __call__(self, host: str) -> bool:
         name = _without_port(host)
         if "*" in self._names or name in self._names or host in self._names:
             return True
         if name == "localhost" or name.endswith(".localhost"):
+            return True
+        if self._domain and (name == self._domain or name.endswith(f".{self._domain}")):
             return True
         try:
             address = ipaddress.ip_address(name.strip("[]"))

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from capsule.edge.errors import HttpError, send_error, understand, wrong_method
+from capsule.edge.errors import HttpError, is_e2b, send_error, understand, wrong_method
 from capsule.edge.routing import failure
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -27,7 +27,7 @@ def answer_the_lost(web: FastAPI) -> None:
             tried = ((method, {**request.scope, "method": method}) for method in METHODS)
             allowed = [method for method, scope in tried if _has(routes, scope)]
             error = wrong_method(request.method, allowed)
-        return failure(understand(error))
+        return failure(understand(error), e2b=is_e2b(request.scope))
 
     web.router.default = no_path
     web.add_exception_handler(HTTPException, no_method)

@@ -16,7 +16,7 @@ from starlette.types import Message, Send
 
 from capsule.config import Config
 from capsule.edge.addresses import group
-from capsule.errors import CapacityError
+from capsule.edge.errors import RateError
 from capsule.service.caller import Caller
 
 CHARGE = "capsule.charge"  # in a scope: what takes further requests from the same windows
@@ -59,7 +59,7 @@ class Limit:
         return window
 
 
-class TooOftenError(CapacityError):
+class TooOftenError(RateError):
     def __init__(self, window: Window, message: str) -> None:
         wait = max(math.ceil(window.reset), 1)
         super().__init__(message, retry_after=wait, hint=f"wait {wait} seconds", limit=window.limit)

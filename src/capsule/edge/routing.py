@@ -16,7 +16,15 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from capsule.edge.errors import encode, http_body, http_headers, invalid_field, understand
+from capsule.edge.errors import (
+    encode,
+    http_body,
+    http_headers,
+    invalid_field,
+    is_e2b,
+    status_of,
+    understand,
+)
 from capsule.errors import CapsuleError, InvalidError
 from capsule.settings import brief
 
@@ -27,22 +35,23 @@ Described = set[Any]  # the types whose schemas the document needs
 class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        e2b = is_e2b({"path": self.path, "headers": ()})
 
         async def answer(request: Request) -> Response:
             try:
                 return await handle(request)
             except RequestValidationError as error:
-                return failure(_of_fastapi(error))
+                return failure(_of_fastapi(error), e2b=e2b)
             except Exception as error:  # the edge: whatever it is becomes an answer
-                return failure(understand(error))
+                return failure(understand(error), e2b=e2b)
 
         return answer
 
 
-def failure(error: CapsuleError) -> Response:
-    body = http_body(error)
-    response = Response(body, status_code=error.http_status)
-    response.raw_headers = http_headers(error, body)
+def failure(error: CapsuleError, *, e2b: bool = False) -> Response:
+    body = http_body(error, e2b=e2b)
+    response = Response(body, status_code=status_of(error, e2b=e2b))
+    response.raw_headers = http_headers(error, body, e2b=e2b)
     return response
 
 
@@ -65,6 +74,7 @@ def describe(
     returns: Any = None,
     raw: str | None = None,
     status: int = 200,
+    error: Any = None,
 ) -> dict[str, Any]:
     """The keyword arguments of a route's decorator that document it.
 
@@ -75,11 +85,12 @@ def describe(
     if content:
         extra["requestBody"] = {"required": raw_body is not None, "content": content}
     ok: dict[str, Any] = {"description": "done", "content": _content(types, returns, raw)}
-    error = {"description": "an error", "content": _content(types, ErrorView, None)}
+    shape = error or ErrorView
+    failed = {"description": "an error", "content": _content(types, shape, None)}
     return {
         "response_model": None,
         "status_code": status,
-        "responses": {status: ok, "4XX": error, "5XX": error},
+        "responses": {status: ok, "4XX": failed, "5XX": failed},
         "openapi_extra": extra,
     }
 

@@ -164,7 +164,7 @@ class Rpc:
         call = self._understand(body)
         result, error = await self._carry_out(call, caller)
         wait = retry_after(error) if error else None
-        headers = [(b"retry-after", wait)] if wait else []
+        headers = [(b"retry-after", b"%d" % wait)] if wait else []
         return _envelope(call.id, result, error), headers
 
     async def _answer_batch(self, body: bytes, caller: Caller, charge: Charge) -> bytes:

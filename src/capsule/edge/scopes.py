@@ -171,6 +171,14 @@ ROUTES: dict[str, dict[str, KeyScope | None]] = {
     "/api/registry": {"GET": READ},
     "/api/registry/{kind}": {"GET": READ},
     "/api/registry/{kind}/{name}": {"GET": READ},
+    # E2B's API.
+    "/v2/sandboxes": {"GET": READ, "POST": RUN},
+    "/v2/sandboxes/{id}/connect": {"POST": RUN},
+    "/sandboxes": {"GET": READ, "POST": RUN},
+    "/sandboxes/{id}": {"GET": RUN, "DELETE": RUN},
+    "/sandboxes/{id}/connect": {"POST": RUN},
+    "/sandboxes/{id}/timeout": {"POST": RUN},
+    "/sandboxes/{id}/refreshes": {"POST": RUN},
     # Sandboxes under another name, which the routes themselves look for among the caller's.
     "/create_session": {"POST": RUN},
     "/execute": {"POST": RUN},

@@ -20,6 +20,7 @@ from capsule.config import Config
 from capsule.edge import docs_page, metrics
 from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access
+from capsule.edge.e2b.control import control_routes
 from capsule.edge.e2b.doors import ENVD, Doors
 from capsule.edge.e2b.envd import Envd
 from capsule.edge.errors import Answer, send_error, understand
@@ -76,7 +77,9 @@ def build_site(
     webhooks: Webhooks,
     trail: Trail,
 ) -> ASGIApp:
-    verbs, files = Verbs(config, service, gate, webhooks, trail), FileVerbs(config, service)
+    access = Access.open(config.data_dir)
+    verbs = Verbs(config, service, gate, webhooks, trail, access)
+    files = FileVerbs(config, service)
     rpc = Rpc(build_methods(verbs, files), called=verbs.observed.called)
     web = build_web(verbs, files, version, sessions=SessionVerbs(sessions, gate))
 
@@ -90,7 +93,7 @@ def build_site(
     protect(web, service.own, public)
     identity = Identity(config, service.keys)
     site: ASGIApp = KeyGuard(answering(route), identity, config, public=public)
-    site = Doors(site, {ENVD: Envd(service, Access.open(config.data_dir), {})})
+    site = Doors(site, {ENVD: Envd(service, access, {})})
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))
@@ -123,6 +126,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: Session
         playground_routes(verbs.playground, types),
         session_routes(sessions, types),
         registry_routes(sessions, types),
+        control_routes(verbs.e2b, types),
         server_routes(verbs, types, version),
     ):
         web.router.routes.extend(router.routes)  # one flat list, which `protect` goes over

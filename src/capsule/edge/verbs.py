@@ -17,6 +17,8 @@ from capsule.edge import views as v
 from capsule.edge.agents import AgentVerbs
 from capsule.edge.contexts import ContextVerbs
 from capsule.edge.drain import Gate
+from capsule.edge.e2b.access import Access
+from capsule.edge.e2b.control_calls import Control
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
@@ -51,7 +53,13 @@ ALL_TENANTS = "*"
 
 class Verbs:
     def __init__(
-        self, config: Config, service: Service, gate: Gate, webhooks: Webhooks, trail: Trail
+        self,
+        config: Config,
+        service: Service,
+        gate: Gate,
+        webhooks: Webhooks,
+        trail: Trail,
+        access: Access,
     ) -> None:
         self.config = config
         self.service = service
@@ -67,6 +75,7 @@ class Verbs:
         self.keys = KeyVerbs(service)
         self.tenants = TenantVerbs(service)
         self.playground = PlaygroundVerbs(config, service, gate)
+        self.e2b = Control(config, service, gate, access)
 
     async def create(self, caller: Caller, p: s.Create) -> v.SandboxView:
         return v.SandboxView.of(await self._create(caller, p))

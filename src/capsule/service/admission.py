@@ -94,6 +94,7 @@ class Admission:
             steps=self._first_step(request, layers, wall),
             volumes=self._volumes(request, tenant),
             tenant=tenant,
+            notes=dict(request.notes),
         )
 
     def template(self, name: str, tenant: str) -> Template:

@@ -89,6 +89,7 @@ class Record:
     steps: tuple[Step, ...] = ()
     volumes: tuple[VolumeMount, ...] = ()
     tenant: str = DEFAULT_TENANT  # as all are that were recorded before there were tenants
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Used(NamedTuple):
@@ -123,6 +124,7 @@ class Entry:
     steps: tuple[Step, ...] = ()  # restore points; none: it keeps none
     volumes: tuple[VolumeMount, ...] = ()
     tenant: str = DEFAULT_TENANT
+    notes: Mapping[str, str] = field(default_factory=dict)  # an edge's, of no meaning here
     progress: str = ""
     state: State = State.CREATING
     reason: str = ""
@@ -187,6 +189,7 @@ class Entry:
             steps=record.steps,
             volumes=record.volumes,
             tenant=record.tenant,
+            notes=record.notes,
             state=record.state,
             reason=record.reason,
             runtime=record.runtime,
@@ -228,6 +231,7 @@ class Entry:
             steps=self.steps,
             volumes=self.volumes,
             tenant=self.tenant,
+            notes=self.notes,
         )
 
     def view(self) -> Sandbox:
@@ -255,6 +259,7 @@ class Entry:
             checkpoint="each" if self.steps else "none",
             volumes=self.volumes,
             tenant=self.tenant,
+            notes=self.notes,
         )
 
     @property

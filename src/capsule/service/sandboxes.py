@@ -399,6 +399,26 @@ class Sandboxes:
         ttl = validate.seconds("ttl", ttl, 0.0, self._parts.config.max_ttl)
         return await self._renew(self.find(id), ttl, ttl)
 
+    async def extend(self, id: str, ttl: float) -> Sandbox:
+        """It ends no earlier than `ttl` seconds from now."""
+        entry = self.find(id)
+        ttl = validate.seconds("ttl", ttl, 0.0, self._parts.config.max_ttl)
+        left = entry.deadline - self._clock.monotonic()
+        return await self._renew(entry, max(left, ttl), max(entry.ttl, ttl))
+
+    async def annotate(self, id: str, notes: Mapping[str, str]) -> None:
+        """Instead of the notes it had under these names."""
+        entry = self.find(id)
+        if entry.state in (State.STOPPING, State.FAILED) or entry.ending:
+            raise entry.refusal()
+        before = entry.notes
+        entry.notes = {**before, **notes}
+        try:
+            await self.keep(entry)
+        except BaseException:
+            entry.notes = before
+            raise
+
     async def keep_alive(self, id: str) -> Sandbox:
         entry = self.find(id)
         left = entry.deadline - self._clock.monotonic()

@@ -294,6 +294,14 @@ class Service:
         """It ends `ttl` seconds from now."""
         return await self._sandboxes.set_timeout(id, ttl)
 
+    async def extend(self, id: str, ttl: float) -> Sandbox:
+        """It ends no earlier than `ttl` seconds from now."""
+        return await self._sandboxes.extend(id, ttl)
+
+    async def annotate(self, id: str, notes: Mapping[str, str]) -> None:
+        """Keep these words with it, for whoever wrote them. They mean nothing to the service."""
+        await self._sandboxes.annotate(id, notes)
+
     async def keep_alive(self, id: str) -> Sandbox:
         """It ends no earlier than its own ttl from now."""
         return await self._sandboxes.keep_alive(id)

@@ -308,6 +308,7 @@ def _same(entry: Entry) -> CreateRequest:
         auto_resume=entry.auto_resume,
         checkpoint="each" if entry.steps else "none",
         volumes=tuple(VolumeWish(v.name, v.path, v.read_only) for v in entry.volumes),
+        notes=entry.notes,
     )
 
 

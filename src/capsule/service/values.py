@@ -51,6 +51,7 @@ class Sandbox:
     checkpoint: str = "none"  # or "each"
     volumes: tuple[VolumeMount, ...] = ()
     tenant: str = DEFAULT_TENANT  # whose it is
+    notes: Mapping[str, str] = field(default_factory=dict)  # what an edge keeps with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class CreateRequest:
     snapshot: str | None = None  # its template and provider go with it
     checkpoint: str = "none"  # or "each": a restore point after each exec
     volumes: tuple[VolumeWish, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)  # for an edge to find again
     idempotency_key: str | None = None
 
 

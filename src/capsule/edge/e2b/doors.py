@@ -39,6 +39,8 @@ class Doors:
         self._rooms = rooms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith("//"):  # a URL that somebody has ended with a slash
+            scope["path"] = "/" + scope["path"].lstrip("/")
         door = door_of(scope)
         room = None if door is None else self._rooms.get(door.port)
         if door is None or room is None:

@@ -1,0 +1,145 @@
+"""E2B's control plane: the life of sandboxes, in the words, statuses and shapes of its API.
+
+POST   /v2/sandboxes                  create; Idempotency-Key       (POST /sandboxes: older SDKs)
+GET    /v2/sandboxes                  list, page by page            (GET /sandboxes: all that run)
+POST   /v2/sandboxes/{id}/connect     200, or 201 if it was woken   (POST /sandboxes/{id}/connect)
+GET    /sandboxes/{id}
+DELETE /sandboxes/{id}
+POST   /sandboxes/{id}/timeout        {"timeout": seconds}: it ends that long from now
+POST   /sandboxes/{id}/refreshes      {"duration": seconds}: it ends no sooner
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from capsule.edge.body import read_json
+from capsule.edge.e2b import control_calls as c
+from capsule.edge.e2b import control_shapes as s
+from capsule.edge.e2b import control_views as v
+from capsule.edge.identity import caller_of
+from capsule.edge.routing import Described, Route, describe, reply
+
+IdempotencyKey = Annotated[
+    str | None, Header(alias="Idempotency-Key", max_length=255, pattern="^[a-z0-9-]+$")
+]
+Order = Literal["asc", "desc"]
+
+
+def control_routes(control: c.Control, types: Described) -> APIRouter:
+    router = APIRouter(route_class=Route, tags=["e2b"])
+
+    def described(
+        body: Any = None, returns: Any = None, status: int = 200, *, many: bool = False
+    ) -> dict[str, Any]:
+        found = describe(types, body=body, returns=returns, status=status, error=v.E2bError)
+        if many:
+            content = found["responses"][status]["content"]["application/json"]
+            content["schema"] = {"type": "array", "items": content["schema"]}
+        return found
+
+    @router.post("/v2/sandboxes", **described(s.E2bCreate, v.E2bSandbox, 201))
+    async def create(request: Request, key: IdempotencyKey = None) -> Response:
+        """Create a sandbox; it runs when the answer comes."""
+        return await _create(request, key)
+
+    @router.post("/sandboxes", **described(s.E2bCreate, v.E2bSandbox, 201))
+    async def create_older(request: Request, key: IdempotencyKey = None) -> Response:
+        """Create a sandbox, as older SDKs do."""
+        return await _create(request, key, older=True)
+
+    async def _create(request: Request, key: str | None, *, older: bool = False) -> Response:
+        body = await read_json(request, s.E2bCreate)
+        caller = caller_of(request.scope)
+        return reply(await control.create(caller, body, _host(request), key=key, older=older), 201)
+
+    @router.get("/v2/sandboxes", **described(returns=v.E2bListed, many=True))
+    async def list_sandboxes(
+        request: Request,
+        metadata: str = "",
+        state: Annotated[list[str] | None, Query()] = None,
+        order: Order = "desc",
+        started: Annotated[datetime | None, Query(alias="startedAfter")] = None,
+        template: str = "",
+        limit: Annotated[int, Query(ge=1, le=c.MOST_PER_PAGE)] = c.PAGE,
+        token: Annotated[str, Query(alias="nextToken", max_length=200)] = "",
+    ) -> Response:
+        """List sandboxes that run or are paused; the header `x-next-token` says that there are
+        more.
+        """
+        query = c.Query(
+            metadata=metadata,
+            states=c.states(state or []),
+            started_after=None if started is None else c.aware(started),
+            template=template,
+            newest_first=order == "desc",
+            limit=limit,
+            next_token=token,
+        )
+        return _paged(*control.list(caller_of(request.scope), query))
+
+    @router.get("/sandboxes", **described(returns=v.E2bListed, many=True))
+    async def list_running(request: Request, metadata: str = "") -> Response:
+        """List the sandboxes that run."""
+        query = c.Query(metadata=metadata, states=frozenset({"running"}), limit=c.MOST_PER_PAGE)
+        return reply(control.list(caller_of(request.scope), query).sandboxes)
+
+    @router.post("/v2/sandboxes/{id}/connect", **described(s.E2bConnect, v.E2bSandbox))
+    async def connect(id: str, request: Request) -> Response:
+        """Use a sandbox, which is woken if it is paused: then the status is 201."""
+        return await _connect(id, request)
+
+    @router.post("/sandboxes/{id}/connect", **described(s.E2bConnect, v.E2bSandbox))
+    async def connect_older(id: str, request: Request) -> Response:
+        """Use a sandbox, as older SDKs do."""
+        return await _connect(id, request)
+
+    async def _connect(id: str, request: Request) -> Response:
+        body = await read_json(request, s.E2bConnect)
+        found, woken = await control.connect(id, body, _host(request))
+        return reply(found, 201 if woken else 200)
+
+    @router.get("/sandboxes/{id}", **described(returns=v.E2bDetail))
+    async def get(id: str, request: Request) -> Response:
+        """A sandbox as it is now."""
+        return reply(control.detail(id, _host(request)))
+
+    @router.delete("/sandboxes/{id}", **described(status=204))
+    async def kill(id: str) -> Response:
+        """End it; nothing of it is left when the answer comes."""
+        await control.kill(id)
+        return _done()
+
+    @router.post("/sandboxes/{id}/timeout", **described(s.E2bTimeout, status=204))
+    async def set_timeout(id: str, request: Request) -> Response:
+        """Let it end so many seconds from now; 0 is at once."""
+        await control.set_timeout(id, (await read_json(request, s.E2bTimeout)).timeout)
+        return _done()
+
+    @router.post("/sandboxes/{id}/refreshes", **described(s.E2bRefresh, status=204))
+    async def refresh(id: str, request: Request) -> Response:
+        """Let it end no sooner than so many seconds from now."""
+        await control.refresh(id, (await read_json(request, s.E2bRefresh)).duration)
+        return _done()
+
+    return router
+
+
+def _host(request: Request) -> str:
+    return request.headers.get("host", "localhost")
+
+
+def _done() -> Response:
+    return Response(status_code=204)
+
+
+def _paged(items: Any, next_token: str | None) -> Response:
+    answer = reply(items)
+    if next_token is not None:
+        answer.headers["x-next-token"] = next_token
+    return answer

@@ -1,0 +1,217 @@
+"""The control plane of E2B in terms of the service: each call is one of ours, or two."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from capsule.config import Config
+from capsule.edge.drain import Gate
+from capsule.edge.e2b import control_shapes as s
+from capsule.edge.e2b import control_views as v
+from capsule.edge.e2b.access import Access
+from capsule.edge.errors import invalid_field
+from capsule.errors import ConflictError, GoneError, InvalidError, NotFoundError
+from capsule.model import State
+from capsule.service import CreateRequest, Sandbox, Service, VolumeWish
+from capsule.service.caller import Caller
+from capsule.service.template_names import resolve
+from capsule.service.values import DEFAULT_TEMPLATE
+
+PAGE = 100
+MOST_PER_PAGE = 1000
+# Names that E2B's SDKs ask for by themselves; without such a template, the default is taken.
+USUAL = frozenset({"base", "code-interpreter-v1", "mcp-gateway"})
+_NO_NETWORK = "sandboxes of this server have no network"
+_SHOWN = {State.RUNNING: "running", State.PAUSED: "paused"}
+
+
+class Page(NamedTuple):
+    sandboxes: list[v.E2bListed]
+    next_token: str | None
+
+
+class Query(NamedTuple):
+    """Which sandboxes a list has, and from where on."""
+
+    metadata: str = ""
+    states: frozenset[str] = frozenset(_SHOWN.values())
+    started_after: datetime | None = None
+    template: str = ""
+    newest_first: bool = True
+    limit: int = PAGE
+    next_token: str = ""
+
+
+class Control:
+    def __init__(self, config: Config, service: Service, gate: Gate, access: Access) -> None:
+        self._config = config
+        self._service = service
+        self._gate = gate
+        self.access = access
+
+    def domain(self, host: str) -> str:
+        return self._config.sandbox_domain or v.domain_of(host)
+
+    async def create(
+        self, caller: Caller, p: s.E2bCreate, host: str, *, key: str | None, older: bool
+    ) -> v.E2bSandbox:
+        """`older`: by an SDK that asks for the internet without being asked to."""
+        self._gate.admit()
+        if not older and p.allow_internet_access:
+            raise _no_network("allow_internet_access")
+        if p.iam:
+            raise InvalidError("iam: there are no workload identities here", hint="leave out iam")
+        network = p.network or s.E2bNetwork()
+        check_network(network)
+        self._check_timeout(p.timeout)
+        request = CreateRequest(
+            **self._origin(p.template_id, caller),
+            ttl=s.DEFAULT_TIMEOUT if p.timeout is None else max(p.timeout, 1),
+            env=p.env_vars or {},
+            metadata=p.metadata or {},
+            on_timeout="pause" if p.auto_pause else "delete",
+            auto_resume=p.auto_resume is not None and p.auto_resume.enabled,
+            volumes=tuple(VolumeWish(each.name, each.path) for each in p.volume_mounts or ()),
+            notes=noted(network) if p.network else {},
+            idempotency_key=key,
+        )
+        return v.made(await self._made(request, caller), self.access, self.domain(host))
+
+    async def _made(self, request: CreateRequest, caller: Caller) -> Sandbox:
+        try:
+            return await self._service.create(request, caller)
+        except GoneError as error:  # what the key has made; to E2B that is no 404
+            raise ConflictError(error.message, hint=error.hint) from error
+
+    def _origin(self, name: str, caller: Caller) -> dict[str, Any]:
+        """A template, or a snapshot, whose id is a template's there."""
+        bare = name.removesuffix(":default")
+        if resolve(self._service.catalog, bare, caller.tenant) is not None:
+            return {"template": bare}
+        if bare in USUAL:
+            return {"template": DEFAULT_TEMPLATE}
+        return {"template": bare}
+
+    def _check_timeout(self, timeout: int | None) -> None:
+        most = int(self._config.max_ttl)
+        if timeout is not None and timeout > most:
+            raise invalid_field("timeout", f"{timeout} seconds, at most {most}")
+
+    async def connect(self, id: str, p: s.E2bConnect, host: str) -> tuple[v.E2bSandbox, bool]:
+        """And whether it had to be woken."""
+        self._gate.admit()
+        self._check_timeout(p.timeout)
+        timeout = s.DEFAULT_TIMEOUT if p.timeout is None else p.timeout
+        woken = self.living(id).state is State.PAUSED
+        if woken:
+            await self._service.resume(id)
+            found = await self._service.set_timeout(id, timeout)
+        else:
+            found = await self._service.extend(id, timeout)
+        return v.made(found, self.access, self.domain(host)), woken
+
+    def living(self, id: str) -> Sandbox:
+        """Raises NotFoundError: one that failed or is about to end is none any more."""
+        found = self._service.get(id)
+        if found.state not in _SHOWN:
+            raise NotFoundError(f"sandbox {id} is {found.state}: {found.reason or 'not yet there'}")
+        return found
+
+    def detail(self, id: str, host: str) -> v.E2bDetail:
+        return v.detail(self.living(id), self.access, self.domain(host))
+
+    async def kill(self, id: str) -> None:
+        await self._service.delete(id)
+
+    async def set_timeout(self, id: str, timeout: int) -> None:
+        self._check_timeout(timeout)
+        self.living(id)
+        await self._service.set_timeout(id, timeout)
+
+    async def refresh(self, id: str, duration: int) -> None:
+        self.living(id)
+        await self._service.extend(id, min(duration, self._config.max_ttl))
+
+    def list(self, caller: Caller, query: Query) -> Page:
+        found = sorted(self._matching(caller, query), key=_place, reverse=query.newest_first)
+        if query.next_token:  # behind the last of the page before
+            last = _read(query.next_token)
+            newest = query.newest_first
+            found = [x for x in found if (_place(x) < last if newest else _place(x) > last)]
+        page, rest = found[: query.limit], found[query.limit :]
+        token = _token(page[-1]) if rest else None
+        return Page([v.listed(each) for each in page], token)
+
+    def _matching(self, caller: Caller, query: Query) -> Iterator[Sandbox]:
+        wanted = pairs(query.metadata)
+        template = query.template.removesuffix(":default")
+        for each in self._service.list(metadata=wanted, tenant=caller.tenant):
+            if _SHOWN.get(each.state) not in query.states:
+                continue
+            if query.started_after is not None and each.created_at < query.started_after:
+                continue
+            if not template or template in (each.template, v.template_id(each)):
+                yield each
+
+
+def check_network(network: s.E2bNetwork) -> None:
+    """What cannot be given is refused, and not taken for granted. Nobody can be denied more than
+    everything, so what only denies is kept as it is."""
+    for name, given in (
+        ("allowOut", network.allow_out),
+        ("dnsServers", network.dns_servers),
+        ("egressProxy", network.egress_proxy),
+        ("rules", network.rules),
+        ("httpsPorts", network.https_ports),
+    ):
+        if given:
+            raise _no_network(f"network.{name}")
+
+
+def _no_network(field: str) -> InvalidError:
+    return invalid_field(field, f"cannot be given: {_NO_NETWORK}", hint=f"leave out {field}")
+
+
+def noted(network: s.E2bNetwork) -> dict[str, str]:
+    return {v.NOTE: msgspec.json.encode(network).decode()}
+
+
+def pairs(text: str) -> dict[str, str]:
+    """The SDKs quote names and values, and then the query that they make of them."""
+    return {unquote(name): unquote(value) for name, value in parse_qsl(text, True)}
+
+
+def states(text: Sequence[str]) -> frozenset[str]:
+    given = {word.strip() for each in text for word in each.split(",") if word.strip()}
+    known = frozenset(_SHOWN.values())
+    if unknown := given - known:
+        raise invalid_field("state", f"{min(unknown)!r} is none, allowed: {', '.join(known)}")
+    return frozenset(given) or known
+
+
+def _place(sandbox: Sandbox) -> tuple[float, str]:
+    return sandbox.created_at.timestamp(), sandbox.id
+
+
+def _token(last: Sandbox) -> str:
+    at, id = _place(last)
+    return base64.urlsafe_b64encode(f"{at!r}/{id}".encode()).decode()
+
+
+def _read(token: str) -> tuple[float, str]:
+    try:
+        at, _, id = base64.urlsafe_b64decode(token.encode()).decode().partition("/")
+        return float(at), id
+    except (ValueError, binascii.Error):
+        raise invalid_field("nextToken", "not one of this server's") from None
+
+
+def aware(at: datetime) -> datetime:
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
