@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,8 +15,10 @@ from hypothesis import HealthCheck, settings
 from tests.support import ROOT, component_missing, supervisor
 from tests.support import frameworks as agents
 from tests.support.engine import Engine, EngineApi, EngineMissing
+from tests.support.folders import share_for_the_run
 from tests.support.images import Images
 from tests.support.layers import prepare
+from tests.support.nursery import OWN
 from tests.support.servers import RealServer, real_server
 from tests.support.users import User, ordinary_user, readable_capsule
 
@@ -202,6 +205,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if shared := share_for_the_run():
+        config.add_cleanup(lambda: shutil.rmtree(shared, ignore_errors=True))
+    config.add_cleanup(OWN.close)
     if not hasattr(config, "workerinput") and supervisor.own_the_run():
         config.add_cleanup(supervisor.release)
 

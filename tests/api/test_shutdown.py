@@ -21,8 +21,8 @@ from capsule.edge import exec_socket
 from capsule.service import CreateRequest
 from tests.api.client import Api
 from tests.api.double import ServiceDouble, serving
-from tests.support import eventually
-from tests.support.servers import CAPSULE, RealServer, clean_env, real_server
+from tests.support import clean_env, eventually
+from tests.support.servers import CAPSULE, RealServer, real_server
 
 CREATE: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.create"}
 

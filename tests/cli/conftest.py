@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from capsule_sdk import Capsule, CapsuleClient
-from tests.support.servers import CAPSULE, RealServer, clean_env
+from tests.support import clean_env
+from tests.support.servers import CAPSULE, RealServer
 
 
 @dataclass(frozen=True, slots=True)

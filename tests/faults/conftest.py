@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.faults.daemon import Daemon
-from tests.faults.nursery import Nursery, nursery
 from tests.support import component_missing
 from tests.support.engine import EngineMissing
+from tests.support.nursery import OWN, Nursery, nursery
 from tests.support.users import User
 
 
 @pytest.fixture(scope="session")
-def own_nursery(agent_binary: Path) -> Iterator[Nursery]:
+def own_nursery(agent_binary: Path) -> Nursery:
     """Servers of whoever runs the tests."""
-    with nursery() as made:
-        yield made
+    return OWN.nursery
 
 
 @pytest.fixture

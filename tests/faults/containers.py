@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tests.faults.footprint import SETTLED, Footprint, differing, look, names_in, processes
 from tests.faults.machine import Machine, checked, machine
-from tests.faults.nursery import Nursery
 from tests.support.engine import Engine, EngineError
 from tests.support.images import Images
+from tests.support.nursery import Nursery
 
 TRANSPORTS = ["socket", "engine"]
 ALIVE = ("running", "paused")

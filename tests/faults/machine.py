@@ -26,9 +26,9 @@ import httpx
 import pytest
 
 from tests.faults.footprint import Footprint, links, look, names_in
-from tests.faults.nursery import Nursery
-from tests.support import eventually, free_port
-from tests.support.servers import clean_env
+from tests.support import clean_env, eventually, free_port
+from tests.support.folders import share_roots
+from tests.support.nursery import Nursery
 
 COMPLAINTS = re.compile(
     r"never retrieved|never awaited|Traceback|incident |failed unexpectedly|\"level\": \"error\""
@@ -263,6 +263,8 @@ async def machine(
     base.chmod(0o755)
     if nursery.user is not None and os.getuid() == 0:
         os.chown(base, nursery.user.uid, nursery.user.uid)
+    if nursery.user is None:
+        share_roots(base / "data")
     made = kind(nursery, base, **settings)
     try:
         yield made

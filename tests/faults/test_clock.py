@@ -10,8 +10,8 @@ import pytest
 
 from tests.faults.calls import create, execute, state
 from tests.faults.machine import running
-from tests.faults.nursery import Nursery
 from tests.support import eventually
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager
@@ -32,6 +30,7 @@ from capsule.providers.local.settings import LocalSettings
 from capsule.service import CreateRequest, ExecCall, Service, pool, reaper, sandboxes
 from tests.faults.footprint import look
 from tests.support import eventually
+from tests.support.folders import server_folder
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -43,10 +42,8 @@ CATALOG = load_catalog(None)
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    with server_folder("cf-", mode=0o755, data="data") as made:
+        yield made
 
 
 @pytest.fixture

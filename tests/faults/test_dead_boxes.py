@@ -14,8 +14,8 @@ import pytest
 from tests.faults.calls import attempt, create, delete, execute, finished, start, state
 from tests.faults.footprint import processes
 from tests.faults.machine import Machine, checked, machine, running
-from tests.faults.nursery import Nursery
 from tests.support import eventually
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

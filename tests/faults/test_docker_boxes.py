@@ -15,8 +15,8 @@ from tests.faults.calls import attempt, create, delete, execute, state
 from tests.faults.containers import SOONER, TRANSPORTS, DockerMachine, containers, unstarted
 from tests.faults.daemon import Daemon
 from tests.faults.machine import checked
-from tests.faults.nursery import Nursery
 from tests.support import eventually
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
 

@@ -14,9 +14,9 @@ from tests.faults.calls import attempt, create, delete, execute, finished, start
 from tests.faults.containers import TRANSPORTS, containers, unstarted
 from tests.faults.daemon import Daemon
 from tests.faults.machine import checked
-from tests.faults.nursery import Nursery
 from tests.support import eventually
 from tests.support.images import PREFIX
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
 

@@ -15,9 +15,9 @@ from tests.faults.calls import attempt, create, execute
 from tests.faults.containers import SOONER, TRANSPORTS, DockerMachine, unstarted
 from tests.faults.daemon import Daemon
 from tests.faults.machine import checked
-from tests.faults.nursery import Nursery
 from tests.faults.proxy import Mode, Proxy
 from tests.support import eventually
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
 

@@ -17,8 +17,8 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from tests.faults.calls import attempt, create, delete, execute, state
 from tests.faults.machine import Machine, checked, machine, running
-from tests.faults.nursery import Nursery
 from tests.support import eventually
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

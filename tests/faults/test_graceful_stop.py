@@ -14,8 +14,8 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.faults.calls import attempt, create, execute, finished, start
 from tests.faults.machine import Machine, running
-from tests.faults.nursery import Nursery
 from tests.support import eventually
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

@@ -16,8 +16,8 @@ from tests.faults.acts import (
 from tests.faults.containers import TRANSPORTS, unstarted
 from tests.faults.daemon import Daemon
 from tests.faults.machine import checked, running
-from tests.faults.nursery import Nursery
 from tests.support.images import PREFIX
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +14,7 @@ import pytest
 
 from capsule.sessions.ledger import verify_file
 from tests.support import wait_for
+from tests.support.folders import server_folder
 from tests.support.servers import real_server
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -23,10 +22,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="ck-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with server_folder("ck-") as path:
+        yield path
 
 
 def execute(http: httpx.Client, code: str) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +13,7 @@ import pytest
 from capsule_sdk import CapsuleClient, CapsuleError
 from tests.support import wait_for
 from tests.support.engine import EngineApi
+from tests.support.folders import server_folder
 from tests.support.images import Images
 from tests.support.servers import real_server
 
@@ -23,10 +22,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="ck-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with server_folder("ck-") as path:
+        yield path
 
 
 def snapshot(url: str, id: str) -> None:

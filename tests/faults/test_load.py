@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.calls import create, delete, execute, start
 from tests.faults.machine import Machine, running
-from tests.faults.nursery import Nursery
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
 

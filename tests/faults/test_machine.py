@@ -10,7 +10,7 @@ import pytest
 from tests.faults.calls import create, start
 from tests.faults.footprint import Footprint, sort_processes
 from tests.faults.machine import running
-from tests.faults.nursery import Nursery
+from tests.support.nursery import Nursery
 
 pytestmark = pytest.mark.real
 

@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 from capsule.edge import body, server
 from tests.faults.calls import create, execute, finished, start
 from tests.faults.machine import Machine, checked, machine, running
-from tests.faults.nursery import Nursery
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

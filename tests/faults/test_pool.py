@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.faults.machine import Machine, running
-from tests.faults.nursery import Nursery
 from tests.support import eventually
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.faults.calls import attempt, create, delete, execute
 from tests.faults.machine import Machine, checked, machine
-from tests.faults.nursery import Nursery
 from tests.support import component_missing, eventually
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
 

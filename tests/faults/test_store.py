@@ -14,8 +14,8 @@ import pytest
 
 from tests.faults.calls import attempt, create, delete, execute
 from tests.faults.machine import Machine, machine, running
-from tests.faults.nursery import Nursery
 from tests.support import free_port
+from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

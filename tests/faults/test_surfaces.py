@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import httpx
 import pytest
 
 from capsule_sdk import CapsuleClient, GoneError, SandboxClient
+from tests.support.folders import server_folder
 from tests.support.servers import RealServer, real_server
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
@@ -20,10 +19,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
 @pytest.fixture
 def home() -> Iterator[dict[str, str]]:
-    path = Path(tempfile.mkdtemp(prefix="ck-", dir="/tmp"))
-    path.chmod(0o755)
-    yield {"DATA_DIR": str(path / "d"), "RUN_DIR": str(path / "r")}
-    shutil.rmtree(path, ignore_errors=True)
+    with server_folder("ck-", mode=0o755) as path:
+        yield {"DATA_DIR": str(path / "d"), "RUN_DIR": str(path / "r")}
 
 
 def kill(server: RealServer) -> None:

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.support import ROOT, free_port, wait_for
-from tests.support.servers import RealServer, clean_env
+from tests.support import ROOT, clean_env, free_port, wait_for
+from tests.support.servers import RealServer
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(60)]
 

@@ -27,8 +27,8 @@ import pytest
 
 from capsule_sdk import Capsule, CapsuleClient, Output
 from capsule_sdk.errors import ExecFailedError, GoneError, NotFoundError
-from tests.support import ROOT, wait_for
-from tests.support.servers import CAPSULE, RealServer, clean_env, real_server
+from tests.support import ROOT, clean_env, wait_for
+from tests.support.servers import CAPSULE, RealServer, real_server, started
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -352,7 +352,7 @@ def test_11_no_secret_of_the_server_gets_in(agent_binary: Path) -> None:
     before = os.environ.get("OPERATORS_TOKEN")
     os.environ["OPERATORS_TOKEN"] = secret
     try:
-        with real_server(API_KEYS=secret) as server:
+        with real_server(started, API_KEYS=secret) as server:
             assert secret in Path(f"/proc/{server.process.pid}/environ").read_text()
             with CapsuleClient(server.url, api_key=secret) as client:
                 with client.create("bash") as capsule:

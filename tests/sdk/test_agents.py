@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
-from tests.support.servers import RealServer, clean_env
+from tests.support import ROOT, clean_env
+from tests.support.servers import RealServer
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -25,6 +25,12 @@ def component_missing(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+def clean_env(**more: str) -> dict[str, str]:
+    """Our environment without settings of Capsule that somebody may have exported."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("CAPSULE_")}
+    return {**kept, **more}
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support import free_port
+from tests.support import clean_env, free_port
+from tests.support.folders import server_folder, share_roots
+from tests.support.nursery import OWN, Born, ServerProcess
 
 CAPSULE = (sys.executable, "-c", "from capsule.cli.main import main; main()")
 
@@ -27,47 +26,51 @@ CAPSULE = (sys.executable, "-c", "from capsule.cli.main import main; main()")
 class RealServer:
     url: str
     port: int
-    process: subprocess.Popen[str]
+    process: ServerProcess
     base: Path  # its data and run directories are below
     env: dict[str, str]
 
 
-def clean_env(**more: str) -> dict[str, str]:
-    """Our environment without settings of Capsule that somebody may have exported."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("CAPSULE_")}
-    return {**kept, **more}
+Begin = Callable[[dict[str, str], Path], ServerProcess]
+
+
+def forked(env: dict[str, str], base: Path) -> ServerProcess:
+    nursery = OWN.nursery
+    return Born(nursery, nursery.start(env=env, cwd=str(base), log=str(base / "log")))
+
+
+def started(env: dict[str, str], base: Path) -> ServerProcess:
+    with open(base / "log", "w", encoding="utf-8") as log:
+        return subprocess.Popen([*CAPSULE, "serve"], env=env, stdout=log, stderr=log, cwd=base)
 
 
 @contextmanager
-def real_server(**settings: str) -> Iterator[RealServer]:
+def real_server(begin: Begin = forked, /, **settings: str) -> Iterator[RealServer]:
     """Serves on a free port of loopback with directories of its own; sandboxes end with it.
 
     `settings` are environment variables without their prefix: real_server(MAX_SANDBOXES="3").
+    `started` instead of `forked` is for those who look at the process itself.
     """
-    # Short and not pytest's: Unix sockets are bound below it.
-    base = Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))
-    base.chmod(0o755)  # at the landlock level programs reach their folder below it
-    port = free_port()
-    named = {
-        "PORT": str(port),
-        "DATA_DIR": str(base / "data"),
-        "RUN_DIR": str(base / "run"),
-        "DRAIN": "delete",
-        "LOG_LEVEL": "warning",
-        **settings,
-    }
-    env = clean_env(**{f"CAPSULE_{name}": value for name, value in named.items()})
-    with open(base / "log", "w+", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            [*CAPSULE, "serve"], env=env, stdout=log, stderr=log, text=True, cwd=base
-        )
+    # Open: at the landlock level programs reach their folder below it.
+    with server_folder("ct-", mode=0o755, data=None) as base:
+        port = free_port()
+        named = {
+            "PORT": str(port),
+            "DATA_DIR": str(base / "data"),
+            "RUN_DIR": str(base / "run"),
+            "DRAIN": "delete",
+            "LOG_LEVEL": "warning",
+            **settings,
+        }
+        share_roots(Path(named["DATA_DIR"]))
+        env = clean_env(**{f"CAPSULE_{name}": value for name, value in named.items()})
+        process = begin(env, base)
         server = RealServer(f"http://127.0.0.1:{port}", port, process, base, env)
         try:
             _wait_until_it_answers(server)
             yield server
         finally:
             _stop(process)
-            shutil.rmtree(base, ignore_errors=True)
 
 
 def _wait_until_it_answers(server: RealServer, within: float = 40.0) -> None:
@@ -84,7 +87,7 @@ def _wait_until_it_answers(server: RealServer, within: float = 40.0) -> None:
     pytest.fail(f"the server does not answer:\n{(server.base / 'log').read_text()}")
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def _stop(process: ServerProcess) -> None:
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)

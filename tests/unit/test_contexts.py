@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -44,6 +42,7 @@ from capsule.service.contexts import MAX_CONTEXTS
 from capsule.service.interpreters import start_ahead
 from capsule.service.live_run import MAX_RESULTS, RunEnd, Text
 from tests.support import component_missing, eventually
+from tests.support.folders import server_folder
 
 pytestmark = pytest.mark.real
 
@@ -52,10 +51,8 @@ CATALOG = load_catalog(None)
 
 @pytest.fixture
 def folder(agent_binary: Path) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="cc-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with server_folder("cc-") as path:
+        yield path
 
 
 @asynccontextmanager

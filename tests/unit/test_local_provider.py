@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from capsule.providers.local.launcher import Launcher
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
 from tests.support import eventually
+from tests.support.folders import server_folder
 from tests.support.users import User
 
 pytestmark = pytest.mark.real
@@ -50,10 +50,8 @@ SPEC = SandboxSpec(Template("test", needs=("sh",)), Limits(disk=64 * MIB, inodes
 @pytest.fixture
 def dirs() -> Iterator[Path]:
     """Where other users can pass through, which pytest's own directories do not allow."""
-    path = Path(tempfile.mkdtemp(prefix="cap-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with server_folder("cap-", data="data") as path:
+        yield path
 
 
 def settings(dirs: Path, agent: Path, level: Isolation | None = None) -> LocalSettings:

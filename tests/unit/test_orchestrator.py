@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +13,8 @@ import pytest
 
 from capsule.errors import ConflictError, InvalidError, NotFoundError, UnavailableError
 from capsule.orchestrator import Lifecycle, UnifiedManager
-from tests.support import ROOT
-from tests.support.servers import clean_env
+from tests.support import ROOT, clean_env
+from tests.support.folders import server_folder
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -50,10 +48,8 @@ lifecycle.stop(session["session_id"], session["sandbox_id"])
 
 @pytest.fixture
 def home(agent_binary: Path) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="co-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with server_folder("co-", data="s/server") as path:
+        yield path
 
 
 @pytest.fixture

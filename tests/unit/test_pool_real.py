@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -25,6 +23,7 @@ from capsule.service import CreateRequest, ExecCall, Service, pool
 from capsule.service.context_calls import ContextRun
 from capsule.service.interpreters import start_ahead
 from tests.support import component_missing, eventually
+from tests.support.folders import server_folder
 
 pytestmark = pytest.mark.real
 
@@ -35,10 +34,8 @@ BASH = CreateRequest(template="bash")
 @pytest.fixture
 def folder(agent_binary: Path) -> Iterator[Path]:
     """Short, for Unix sockets, and open to the users that boxes run as."""
-    path = Path(tempfile.mkdtemp(prefix="cs-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with server_folder("cs-") as path:
+        yield path
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ import shutil
 import signal
 import sqlite3
 import tarfile
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -38,6 +37,7 @@ from capsule.service.code import MAX_INLINE
 from capsule.service.room import holding
 from tests.support import backends, component_missing, eventually
 from tests.support.backends import LEVEL
+from tests.support.folders import server_folder
 
 pytestmark = pytest.mark.real
 
@@ -45,10 +45,8 @@ pytestmark = pytest.mark.real
 @pytest.fixture
 def folder(agent_binary: Path) -> Iterator[Path]:
     """Short, for Unix sockets, and open to the users that boxes run as."""
-    path = Path(tempfile.mkdtemp(prefix="cs-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with server_folder("cs-") as path:
+        yield path
 
 
 @asynccontextmanager

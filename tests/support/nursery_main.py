@@ -4,7 +4,8 @@
              {"do": "code", "pid"}                     →  {"code"}, null while it runs
 
 A server that begins here is one that `capsule serve` would have begun, half a second later. What
-is added is one thread, which tells what cannot be seen from outside (`watcher`).
+is added for those who ask for it is one thread, which tells what cannot be seen from outside
+(`watcher`).
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def become_server(request: dict[str, Any]) -> NoReturn:
             assert hasattr(importlib.import_module(module), name), place
             setattr(importlib.import_module(module), name, value)
         set_clock(request.get("ahead", 0.0))
-        watcher(request["watch"])
+        if watch := request.get("watch"):
+            watcher(watch)
         code = serve()
     finally:
         sys.stdout.flush()
