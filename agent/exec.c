@@ -120,7 +120,8 @@ static struct exec *new_exec(const char *id, const struct json *r) {
     const char *keep = json_str(r, "keep"), *on_limit = json_str(r, "on_limit");
     uint64_t limit = (uint64_t)json_int(r, "limit", 10 << 20, 1, MAX_INT);
     double timeout = json_num(r, "timeout", 0);
-    for (int i = 0; i < 2; i++) output_open(&e->output[i], limit, keep && !strcmp(keep, "tail"));
+    e->flow = keep && !strcmp(keep, "flow");
+    for (int i = 0; i < 2; i++) output_open(&e->output[i], limit, e->flow || (keep && !strcmp(keep, "tail")));
     e->tty = json_bool(r, "tty", false);
     e->kill_on_limit = on_limit && !strcmp(on_limit, "kill");
     e->started = now_ms();
@@ -318,12 +319,22 @@ static void read_carry(struct exec *e) {
     }
 }
 
+/* Half of what is kept is for what the pipe still holds at the end, which has to be taken at once. */
+bool exec_waits(const struct exec *e, int which) {
+    const struct output *o = &e->output[which];
+    if (!e->flow || o->total < o->limit / 2) return false;
+    for (const struct conn *c = keeper.conns; c; c = c->next)
+        if (c->exec == e && c->role == ROLE_EXEC && !c->dead && o->total - c->sent[which] >= o->limit / 2) return true;
+    return false;
+}
+
 void exec_readable(struct exec *e, int which) {
     static char p[65536];
     if ((which < 2 ? e->out[which] : which == 2 ? e->status_fd : e->carry_fd) < 0) return;
     if (which == 2) return read_status(e);
     if (which == 3) return read_carry(e);
     for (int turns = 0; turns < 16; turns++) { /* a flood gets its turn, not the whole loop */
+        if (e->state != E_EXITED && exec_waits(e, which)) return;
         ssize_t n = RETRY(read(e->out[which], p, sizeof p));
         if (n < 0 && errno == EAGAIN) return;
         if (n <= 0) {

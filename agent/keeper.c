@@ -145,8 +145,9 @@ static void gather(void) {
     add(keeper.saving, POLLIN, (struct watch){W_SAVE, NULL, 0});
     flock_watch(add_shepherd);
     for (struct exec *e = keeper.execs; e; e = e->next) {
-        if (e->look_at <= 0) add(e->out[0], (short)(POLLIN | (e->tty && e->input.n ? POLLOUT : 0)), (struct watch){W_EXEC, e, 0});
-        add(e->out[1], POLLIN, (struct watch){W_EXEC, e, 1});
+        short first = (short)((exec_waits(e, 0) ? 0 : POLLIN) | (e->tty && e->input.n ? POLLOUT : 0));
+        if (e->look_at <= 0 && first) add(e->out[0], first, (struct watch){W_EXEC, e, 0});
+        if (!exec_waits(e, 1)) add(e->out[1], POLLIN, (struct watch){W_EXEC, e, 1});
         add(e->status_fd, POLLIN, (struct watch){W_EXEC, e, 2});
         add(e->carry_fd, POLLIN, (struct watch){W_EXEC, e, 3});
         if (!e->tty && e->input.n) add(e->in, POLLOUT, (struct watch){W_INPUT, e, 0});

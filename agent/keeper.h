@@ -21,6 +21,7 @@ struct exec {
     bool noted;                   /* likewise: pid 1's stand-in knows of it */
     enum { E_STARTING, E_RUNNING, E_EXITED, E_ENDED } state; /* exited: its main process is; ended: the exit is final */
     bool tty, ready, killing, graceful, kill_on_limit, stdin_eof; /* graceful: a signal with a grace was sent */
+    bool flow;                    /* waits for readers rather than lose what they have not read */
     const char *cause;            /* why we killed it; NULL: we did not */
     int status_fd, in, out[2], carry_fd; /* tty: in == out[0] == the terminal's master */
     struct output output[2];
@@ -82,6 +83,7 @@ void exec_not_started(struct exec *e, int err, const char *stage); /* e is gone 
 void exec_exited(const struct ctl *m);
 void exec_killed(const struct ctl *m);
 void exec_readable(struct exec *e, int which); /* 0, 1: output; 2: status; 3: carry */
+bool exec_waits(const struct exec *e, int which); /* for who reads its output too slowly */
 void exec_flush_input(struct exec *e);
 void exec_tick(struct exec *e, double now);
 void exec_end(struct exec *e, const char *cause, int signal);

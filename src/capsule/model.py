@@ -179,7 +179,7 @@ class ExecRequest:
     rows: int = 24
     cols: int = 80
     output_limit: int = 10 * MIB
-    keep: str = "head"  # or "tail"
+    keep: str = "head"  # or "tail", or "flow": as tail, but the program waits for its readers
     on_limit: str = "truncate"  # or "kill"
     carry: bool = False
 

@@ -13,7 +13,9 @@ import httpx
 import pytest
 from e2b import E2B, AsyncSandbox, Sandbox
 
+from capsule.edge.e2b.access import Access
 from tests.api.client import Api
+from tests.e2b.wire import Wire
 from tests.support.images import Images
 from tests.support.servers import RealServer, real_server
 
@@ -102,3 +104,14 @@ def shared(e2b: E2B) -> Iterator[Sandbox]:
     made = e2b.Sandbox.create(timeout=1800)
     yield made
     made.kill()
+
+
+@pytest.fixture(scope="session")
+def access(server: RealServer) -> Access:
+    """The server's own: knows the token of every sandbox."""
+    return Access.open(server.base / "data")
+
+
+@pytest.fixture
+def wire(api: Api, box: str, access: Access) -> Wire:
+    return Wire(api.http, box, access.token(box))

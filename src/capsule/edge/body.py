@@ -38,6 +38,7 @@ class Meter:
 
     def __init__(self, receive: Receive, *, length: int | None, limit: int, room: Room) -> None:
         self.limit: int | None = limit
+        self.patience: float | None = PATIENCE
         self.hint = "send large files with PUT /v1/sandboxes/{id}/files/{path}"
         self._receive = receive
         self._length = length
@@ -53,7 +54,7 @@ class Meter:
         self._check(self._length or 0)
         loop = asyncio.get_running_loop()
         if self._deadline is None:
-            self._deadline = loop.time() + PATIENCE
+            self._deadline = self._due(loop)
         try:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
@@ -78,7 +79,10 @@ class Meter:
         self._since_reset += size
         if self._since_reset >= HEADWAY:
             self._since_reset = 0
-            self._deadline = loop.time() + PATIENCE
+            self._deadline = self._due(loop)
+
+    def _due(self, loop: asyncio.AbstractEventLoop) -> float | None:
+        return None if self.patience is None else loop.time() + self.patience
 
     def _check(self, size: int) -> None:
         if self.limit is not None and size > self.limit:
@@ -133,6 +137,13 @@ def advise(request: Request, hint: str) -> None:
     """What to do instead of sending a body that is too large."""
     if (meter := _meter(request)) is not None:
         meter.hint = hint
+
+
+def unhurried(request: Request) -> None:
+    """Let this request's body come whenever it comes, and as much of it as there is."""
+    if (meter := _meter(request)) is not None:
+        meter.limit = None
+        meter.patience = None
 
 
 def _meter(request: Request) -> Meter | None:

@@ -23,6 +23,10 @@ from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control import control_routes
 from capsule.edge.e2b.doors import ENVD, Doors
 from capsule.edge.e2b.envd import Envd
+from capsule.edge.e2b.file_content import FileContent
+from capsule.edge.e2b.filesystem import Filesystem
+from capsule.edge.e2b.process import Processes
+from capsule.edge.e2b.rpc import Call
 from capsule.edge.errors import Answer, send_error, understand
 from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
@@ -93,10 +97,18 @@ def build_site(
     protect(web, service.own, public)
     identity = Identity(config, service.keys)
     site: ASGIApp = KeyGuard(answering(route), identity, config, public=public)
-    site = Doors(site, {ENVD: Envd(service, access, {})})
+    site = Doors(site, {ENVD: Envd(service, access, envd_calls(service, config))})
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))
+
+
+def envd_calls(service: Service, config: Config) -> dict[tuple[str, str], Call]:
+    return {
+        **Processes(service).calls(),
+        **Filesystem(service).calls(),
+        **FileContent(service, config).calls(),
+    }
 
 
 def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: SessionVerbs) -> FastAPI:

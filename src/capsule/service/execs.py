@@ -132,10 +132,11 @@ class Execs:
         *,
         stdin_open: bool = False,
         tty: tuple[int, int] | None = None,
+        flow: bool = False,
     ) -> LiveExec:
         visit = self._access.visit(id)
         entry = visit.entry
-        job = await self._jobs.make(entry, call, stdin_open=stdin_open, tty=tty)
+        job = await self._jobs.make(entry, call, stdin_open=stdin_open, tty=tty, flow=flow)
         permit = self.permits.take(entry)
         try:
             async with visit as link:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from capsule.config import Config
 from capsule.errors import TooLargeError
-from capsule.model import WORKSPACE, ExecId, ExecRequest
+from capsule.model import MIB, WORKSPACE, ExecId, ExecRequest
 from capsule.service import validate
 from capsule.service.code import Program, command, program
 from capsule.service.entry import Entry
@@ -19,6 +19,8 @@ from capsule.service.values import ExecCall, RunCall
 Call = ExecCall | RunCall
 
 MAX_STDIN = 64 * 1024 * 1024
+MAX_SECONDS = 10 * 365 * 86400.0
+FLOW = 2 * MIB  # kept of each stream of an exec that flows; twice what a pipe holds at most
 
 
 @dataclass(slots=True)
@@ -50,8 +52,10 @@ class Jobs:
         *,
         stdin_open: bool = False,
         tty: tuple[int, int] | None = None,
+        flow: bool = False,
     ) -> Job:
-        """Raises InvalidError, NotFoundError (the language), TooLargeError."""
+        """Raises InvalidError, NotFoundError (the language), TooLargeError. `flow`: see
+        `Service.start`."""
         exec_id = _exec_id(entry, call.idempotency_key)
         code = _program(entry, call, exec_id, session=call.session is not None and tty is None)
         rows, cols = tty or (24, 80)
@@ -62,12 +66,13 @@ class Jobs:
             id=exec_id,
             env=env,
             cwd=cwd,
-            timeout=self._timeout(call.timeout),
+            timeout=_unbounded(call.timeout) if flow else self._timeout(call.timeout),
             stdin=stdin_open or bool(call.stdin),
             tty=tty is not None,
             rows=rows,
             cols=cols,
-            output_limit=self._output_limit(call.output_limit),
+            output_limit=FLOW if flow else self._output_limit(call.output_limit),
+            keep="flow" if flow else "head",
             on_limit=validate.choice("on_limit", call.on_limit, ("truncate", "kill")),
             carry=code.reports,
         )
@@ -94,6 +99,10 @@ class Jobs:
         if asked is None:
             return self._config.output_limit
         return validate.count("output_limit", asked, 1, self._config.max_output_limit)
+
+
+def _unbounded(asked: float | None) -> float:
+    return 0.0 if asked is None else validate.seconds("timeout", asked, 0.001, MAX_SECONDS)
 
 
 def _exec_id(entry: Entry, key: str | None) -> ExecId:

@@ -270,6 +270,15 @@ class Service:
         """Raises NotFoundError, GoneError (it existed, and is over)."""
         return self._sandboxes.find(id).view()
 
+    def ids(self) -> builtins.list[str]:
+        """Of all tenants' sandboxes that are not over. As cheap as can be."""
+        over = (State.GONE, State.FAILED)
+        return [id for id, e in self._sandboxes.entries.items() if e.state not in over]
+
+    def environ(self, id: str) -> Mapping[str, str]:
+        """What a program starts with there. Raises NotFoundError, GoneError."""
+        return self._sandboxes.find(id).environ
+
     def list(
         self,
         *,
@@ -349,12 +358,15 @@ class Service:
         *,
         stdin_open: bool = False,
         tty: Terminal | tuple[int, int] | None = None,
+        flow: bool = False,
     ) -> LiveExec:
         """Returns when the program runs. Closing the stream leaves the program running.
 
         With an idempotency key that was used before it attaches to that exec, from its start.
+        `flow`: whoever reads gets all of its output, however much it is, and the program waits for
+        slow readers; little is kept for later ones. Without a timeout it has none.
         """
-        return await self._execs.start(id, call, stdin_open=stdin_open, tty=tty)
+        return await self._execs.start(id, call, stdin_open=stdin_open, tty=tty, flow=flow)
 
     async def attach(
         self, id: str, exec_id: str, *, stdout: int = 0, stderr: int = 0, input: bool = False

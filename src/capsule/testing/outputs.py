@@ -89,6 +89,34 @@ class TestOutputLimit:
         assert result.exit.stdout_bytes == 100_003
         assert result.exit.stdout_truncated and not result.exit.stderr_truncated
 
+    async def test_flow_waits_for_a_slow_reader_who_misses_nothing(self, subject: Subject) -> None:
+        size, kept = 6 * MIB, 2 * MIB
+        script = f"head -c {size} /dev/zero | tr '\\0' a; printf end"
+        async with await subject.start(
+            "sh", "-c", script, keep="flow", output_limit=kept
+        ) as stream:
+
+            async def waits() -> bool:
+                (info,) = [x for x in await subject.link.execs() if x.id == stream.exec_id]
+                assert info.running and info.stdout_bytes < kept
+                return info.stdout_bytes >= kept // 2
+
+            await until(waits, what="output to read")
+            assert await waits()
+            items = [item async for item in stream]
+        assert not [item for item in items if isinstance(item, Gap)]
+        received = b"".join(item.data for item in items if isinstance(item, Output))
+        assert (len(received), received[-4:]) == (size + 3, b"aend")
+
+    async def test_flow_waits_for_nobody_if_nobody_reads(self, subject: Subject) -> None:
+        size, kept = 6 * MIB, 2 * MIB
+        script = f"head -c {size} /dev/zero | tr '\\0' a; printf end"
+        stream = await subject.start_sh(script, keep="flow", output_limit=kept)
+        await stream.aclose()
+        async with await subject.link.attach(stream.exec_id) as later:
+            assert (await drain(later))[Stream.STDOUT].endswith(b"aend")
+        assert later.exit is not None and later.exit.stdout_bytes == size + 3
+
     async def test_kill_ends_it(self, subject: Subject) -> None:
         result = await subject.run("yes", output_limit=10_000, on_limit="kill")
         assert result.exit.reason is Reason.OUTPUT_LIMIT

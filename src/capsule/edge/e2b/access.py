@@ -12,15 +12,20 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 _SECRET = 32
 _NAME = "e2b.secret"
+REMEMBERED = 4096  # tokens
 
 
 class Access:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        self.token = lru_cache(maxsize=REMEMBERED)(self._token)
 
     @classmethod
     def open(cls, data_dir: Path) -> Access:
@@ -35,7 +40,7 @@ class Access:
             _write(path, found)
         return cls(found)
 
-    def token(self, id: str) -> str:
+    def _token(self, id: str) -> str:
         """What envd asks for."""
         return "ea_" + self._of("envd", id)
 
@@ -47,13 +52,29 @@ class Access:
         return hmac.digest(self._secret, f"{kind}:{id}".encode(), "sha256").hex()[:40]
 
 
-def signature(token: str, path: str, operation: str, username: str, expiration: str | None) -> str:
-    """E2B's, of a link to a file."""
-    parts = [path, operation, username, token]
-    if expiration is not None:
-        parts.append(expiration)
-    digest = hashlib.sha256(":".join(parts).encode("utf-8", "surrogateescape")).digest()
-    return "v1_" + base64.b64encode(digest).decode().rstrip("=")
+class Link(NamedTuple):
+    """What is signed of a link to a file, and the signature."""
+
+    path: str
+    operation: str  # read, or write
+    username: str
+    expiration: str | None
+    signature: str
+
+    def is_of(self, token: str) -> bool:
+        return same(self._digest(token), self.signature.removeprefix("v1_"))
+
+    def owner(self, access: Access, ids: Iterable[str]) -> str | None:
+        """Whose link it is, of these sandboxes: one hash each."""
+        return next((id for id in ids if self.is_of(access.token(id))), None)
+
+    def _digest(self, token: str) -> str:
+        """E2B's."""
+        parts = [self.path, self.operation, self.username, token]
+        if self.expiration is not None:
+            parts.append(self.expiration)
+        digest = hashlib.sha256(":".join(parts).encode("utf-8", "surrogateescape")).digest()
+        return base64.b64encode(digest).decode().rstrip("=")
 
 
 def same(one: str, other: str) -> bool:

@@ -1,88 +1,133 @@
 """What answers at port 49983 of a sandbox: E2B's envd, as far as its SDKs use it.
 
+    process       programs and terminals       process_table  which process is which exec
+    filesystem    files and folders            watchers       what changes in them
+    file_content  what is in files             rpc            how calls are answered
+
 A request names one of `calls`, which are given a `Guest`: the sandbox, and as whom. What a call
 raises becomes an answer here, in Connect's words for an RPC, and in E2B's own for plain HTTP.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+import time
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from capsule.edge.e2b.access import Access, same
+from capsule.edge.e2b.access import Access, Link, same
 from capsule.edge.e2b.connect import RpcError
 from capsule.edge.e2b.doors import Door
-from capsule.edge.errors import encode, understand
-from capsule.errors import CapsuleError, GoneError, NotFoundError
+from capsule.edge.e2b.guests import Guest, guest_of, name_in
+from capsule.edge.e2b.rpc import Call, is_stream, json, refusal
+from capsule.edge.errors import understand
+from capsule.errors import CapsuleError, GoneError, NotFoundError, WrongStateError
 from capsule.model import State
 from capsule.service import Service
+from capsule.service.values import Sandbox
 
 NO_TOKEN = "unauthorized access, please provide a valid access token or method signing if supported"
-
-
-class Guest(NamedTuple):
-    id: str  # of the sandbox
-    user: str | None  # who the request wants to be there; None: the sandbox's user
-
-
-Call = Callable[[Guest, Request], Awaitable[Response]]
+FILES = "/files"
 
 
 class Envd:
-    def __init__(self, service: Service, access: Access, calls: Mapping[tuple[str, str], Call]):
+    def __init__(
+        self, service: Service, access: Access, calls: Mapping[tuple[str, str], Call]
+    ) -> None:
         self._service = service
         self._access = access
         self._calls = {("GET", "/health"): healthy, **calls}
+        self._paths = {path for _, path in self._calls}
 
     async def enter(self, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         path = "/" + scope["path"].lstrip("/")
-        call = self._calls.get((scope.get("method", ""), path))
-        if call is None:
-            answer = plain(404, f"no such path: {path[:100]}")
+        id = door.id or link_of(request).owner(self._access, self._service.ids())
+        if id is None:
+            answer = plain(401, "invalid signature")
+        elif (sandbox := running(self._service, id)) is None:
+            answer = not_running(id)
         else:
-            answer = await self._answer(call, door, request, path)
+            answer = await self._answer(sandbox, request, path)
         await answer(scope, receive, send)
 
-    async def _answer(self, call: Call, door: Door, request: Request, path: str) -> Response:
-        if not is_running(self._service, door.id):
-            return not_running(door.id)
-        # A link to a file may be signed instead, which is for `files` to see.
-        if path not in ("/health", "/files"):
-            token = request.headers.get("x-access-token", "")
-            if not same(token, self._access.token(door.id)):
-                return plain(401, NO_TOKEN)
+    async def _answer(self, sandbox: Sandbox, request: Request, path: str) -> Response:
+        if path != "/health" and (refused := self._refused(sandbox.id, request, path)):
+            return plain(401, refused)
+        call = self._calls.get((request.method, path))
+        if call is None:
+            return self._nowhere(request, path)
         rpc = path.count("/") == 2
         try:
-            return await call(Guest(door.id, _user(request)), request)
+            user = request.query_params.get("username") if path == FILES else name_in(request)
+            return await call(guest_of(self._service, sandbox, user or None), request)
         except RpcError as error:
-            return json(error.body(), error.status)
+            if is_stream(request):
+                return refusal(error)
+            return json(error.body(), error.status) if rpc else plain(error.status, error.message)
         except Exception as error:  # the edge: whatever it is becomes an answer
-            known = understand(error)
-            if isinstance(known, GoneError):
-                return not_running(door.id)
-            if rpc:
-                return json(RpcError.of(known).body(), RpcError.of(known).status)
-            return plain(507 if known.code == "no_space" else known.http_status, _text(known))
+            return self._refusal(sandbox.id, understand(error), rpc)
+
+    def _refused(self, id: str, request: Request, path: str) -> str | None:
+        """Why: neither the sandbox's token nor, for a file, its signature."""
+        given, token = request.headers.get("x-access-token"), self._access.token(id)
+        if given is not None and same(given, token):
+            return None
+        if path != FILES or given is not None:
+            return NO_TOKEN
+        link = link_of(request)
+        if not link.signature:
+            return "missing signature query parameter"
+        if not link.is_of(token):
+            return "invalid signature"
+        if link.expiration is not None and not _ahead(link.expiration):
+            return "signature is already expired"
+        return None
+
+    def _refusal(self, id: str, error: CapsuleError, rpc: bool) -> Response:
+        if isinstance(error, GoneError | WrongStateError) and running(self._service, id) is None:
+            return not_running(id)
+        if rpc:
+            return json(RpcError.of(error).body(), RpcError.of(error).status)
+        return plain(error.http_status, _text(error))
+
+    def _nowhere(self, request: Request, path: str) -> Response:
+        if path in self._paths:
+            return plain(405, f"{request.method} is not for {path}")
+        if path.count("/") == 2:
+            return json({"code": "unimplemented", "message": f"no such call: {path[:100]}"}, 404)
+        return plain(404, f"no such path: {path[:100]}")
+
+
+def link_of(request: Request) -> Link:
+    query = request.query_params
+    return Link(
+        path=query.get("path", ""),
+        operation="read" if request.method in ("GET", "HEAD") else "write",
+        username=query.get("username", ""),
+        expiration=query.get("signature_expiration"),
+        signature=query.get("signature", ""),
+    )
+
+
+def _ahead(expiration: str) -> bool:
+    return expiration.isdecimal() and len(expiration) < 18 and int(expiration) >= time.time()
 
 
 async def healthy(guest: Guest, request: Request) -> Response:
     return Response(status_code=204)
 
 
-def is_running(service: Service, id: str) -> bool:
-    """Or is about to be, for whoever needs it."""
+def running(service: Service, id: str) -> Sandbox | None:
+    """Or about to be, for whoever needs it."""
     try:
         found = service.get(id)
     except (NotFoundError, GoneError):
-        return False
-    return found.state is State.RUNNING or (found.state is State.PAUSED and found.auto_resume)
+        return None
+    awake = found.state is State.RUNNING or (found.state is State.PAUSED and found.auto_resume)
+    return found if awake else None
 
 
 def not_running(id: str) -> Response:
@@ -94,20 +139,5 @@ def plain(status: int, message: str) -> Response:
     return json({"code": status, "message": message}, status)
 
 
-def json(body: object, status: int = 200) -> Response:
-    return Response(encode(body), status_code=status, media_type="application/json")
-
-
 def _text(error: CapsuleError) -> str:
     return f"{error.message}; {error.hint}" if error.hint else error.message
-
-
-def _user(request: Request) -> str | None:
-    """Of `Authorization: Basic base64("NAME:")`."""
-    kind, _, value = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() != "basic":
-        return None
-    try:
-        return base64.b64decode(value, validate=True).decode().partition(":")[0] or None
-    except (binascii.Error, UnicodeDecodeError):
-        raise RpcError("unauthenticated", "the user's name is not readable") from None

@@ -1,0 +1,85 @@
+"""`/files`: what files contain, in and out, for SDKs and for whoever has a signed link."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from capsule.config import Config
+from capsule.edge import multipart
+from capsule.edge.body import chunks, lift
+from capsule.edge.download import open_download
+from capsule.edge.e2b.guests import Guest
+from capsule.edge.e2b.rpc import Call, json
+from capsule.edge.errors import HttpError
+from capsule.errors import InvalidError, NotFoundError
+from capsule.service import Service
+from capsule.service.files import Files
+
+MODE = 0o644
+OCTETS = "application/octet-stream"
+
+
+class FileContent:
+    def __init__(self, service: Service, config: Config) -> None:
+        self._service = service
+        self._max_upload = config.max_upload
+
+    def calls(self) -> dict[tuple[str, str], Call]:
+        return {
+            ("GET", "/files"): self.download,
+            ("HEAD", "/files"): self.download,
+            ("POST", "/files"): self.upload,
+        }
+
+    async def download(self, guest: Guest, request: Request) -> Response:
+        path = guest.path(request.query_params.get("path", ""))
+        try:
+            answer = await open_download(self._service.files(guest.id), path, request)
+        except NotFoundError:
+            raise NotFoundError(f"path '{path}' does not exist") from None
+        if "content-length" not in answer.headers:
+            answer.headers["content-length"] = "0"
+        return answer
+
+    async def upload(self, guest: Guest, request: Request) -> Response:
+        lift(request, self._max_upload)
+        files = self._service.files(guest.id)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        named = request.query_params.get("path", "")
+        if kind == multipart.MEDIA_TYPE:
+            return json(await self._form(guest, files, request, named))
+        if kind != OCTETS:
+            allowed = f"{multipart.MEDIA_TYPE} or {OCTETS}"
+            text = f"content-type: {kind[:60] or 'missing'}, must be {allowed}"
+            raise HttpError(415, "invalid", text)
+        if not named:
+            raise InvalidError("path is required for an upload of application/octet-stream")
+        return json([await _write(files, guest.path(named), chunks(request.receive))])
+
+    async def _form(
+        self, guest: Guest, files: Files, request: Request, named: str
+    ) -> list[dict[str, Any]]:
+        """The path of a single file may be in the query; of several, each has its own."""
+        written: list[dict[str, Any]] = []
+        async for part in multipart.parts(request):
+            if part.name != "file":
+                continue
+            if named and written:
+                raise InvalidError("you cannot specify path for more than one file")
+            path = named or part.filename
+            if not path:
+                raise InvalidError("a file has neither a path nor a name")
+            written.append(await _write(files, guest.path(path), aiter(part)))
+        if not written:
+            raise InvalidError("the form has no file")
+        return written
+
+
+async def _write(files: Files, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
+    await files.write(path, content, mode=MODE)
+    return {"path": path, "name": posixpath.basename(path), "type": "file"}
