@@ -11,8 +11,8 @@ import structlog
 
 from capsule.errors import CapsuleError
 from capsule.host_errors import host_errors
+from capsule.link.ahead import Ahead
 from capsule.link.link import AgentLink
-from capsule.link.unix import connect_unix
 from capsule.model import MIB, Handle, Isolation, Limits, Unenforced
 from capsule.providers.contract import Box, ByteStream
 from capsule.providers.local import records
@@ -42,7 +42,7 @@ class LocalBox(Box):
         self.isolation = isolation
         self.unenforced = unenforced
         self._directory = directory
-        self._socket = str(directory / records.SOCKET)
+        self._agent = Ahead(str(directory / records.SOCKET))
         self._sweep = sweep
         self._gone = gone
         self._adjuster = adjuster
@@ -58,7 +58,7 @@ class LocalBox(Box):
             await AgentLink(self.connect).adjust(open_files=limits.open_files)
 
     async def connect(self) -> ByteStream:
-        return await connect_unix(self._socket)
+        return await self._agent.connect()
 
     async def pause(self) -> None:
         await AgentLink(self.connect).freeze()
@@ -67,6 +67,7 @@ class LocalBox(Box):
         await AgentLink(self.connect).thaw()
 
     async def destroy(self) -> None:
+        self._agent.close()
         try:
             await shut_down(self._directory)
         except CapsuleError as exc:
