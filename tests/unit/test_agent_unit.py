@@ -19,6 +19,7 @@ def load_build() -> object:
     return module
 
 
+@pytest.mark.slow  # builds the whole agent, with sanitizers
 @pytest.mark.timeout(120)
 def test_agent_units_pass_under_the_sanitizers(tmp_path: Path) -> None:
     build = load_build()

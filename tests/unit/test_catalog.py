@@ -103,6 +103,7 @@ HELPERS = {
 }
 
 
+@pytest.mark.slow  # compilers and interpreters, each several times
 @pytest.mark.parametrize("exec_id", ["e1", "x_test", "-dash", "_linux"])
 @pytest.mark.parametrize(
     ("template", "language"),

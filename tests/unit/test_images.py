@@ -570,6 +570,7 @@ with images.importing(archive, "app", store):
 """
 
 
+@pytest.mark.slow  # an importer is killed again and again
 def test_a_killed_import_leaves_no_image_and_the_next_one_clears_up(
     store: Path, tmp_path: Path
 ) -> None:

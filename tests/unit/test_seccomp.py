@@ -897,6 +897,7 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
 }
 
 
+@pytest.mark.slow  # Go and Java take their time
 @pytest.mark.parametrize(
     ("profile_name", "name"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import mimetypes
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -135,6 +136,7 @@ class Growing:
 
 
 async def test_files_that_grow_have_no_more_room(blobs: Blobs) -> None:
+    await asyncio.to_thread(mimetypes.init)  # as sessions do when they open
     session = Session("u", "s", Phase.OPEN, "bash", "bash", 0.0, 0.0, 0.0)
     harvest = Harvest(blobs, most=100_000, most_together=8_000)
     found = await harvest.gather(session, cast(Files, Growing()), (), [], 0.0)

@@ -198,6 +198,7 @@ async def test_maintenance_keeps_the_log_small(store: SqliteStore) -> None:
     assert log.stat().st_size <= size, "it is written from its beginning again"
 
 
+@pytest.mark.slow  # much is written
 async def test_the_log_stays_small_while_much_is_written(store: SqliteStore) -> None:
     log, done = store._path.with_name("capsule.db-wal"), False
 
