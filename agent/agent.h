@@ -130,6 +130,7 @@ int disk_main(char *text);
 bool disk_mount_shared(const char *image, const char *point, struct fault *f); /* likewise */
 bool disk_mount_tmpfs(struct fault *f); /* by pid 1, in the box's own */
 bool disk_make_dirs(const char *root, bool outside, struct fault *f);
+bool disk_make_missing(const char *root, struct fault *f); /* by pid 1, over layers */
 
 /* layers.c: a disk over layers of the host */
 int map_namespace(uint32_t base, uint32_t count, struct fault *f); /* -1: see f */
@@ -151,9 +152,15 @@ void fill_files(int conn) __attribute__((noreturn));
 /* rootfs.c: the new root, made by pid 1 */
 bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
 
+/* userns.c: root of the box */
+bool wants_root(const struct json *request);
+int root_namespace(struct fault *f); /* -1: see f */
+void fault_root(struct fault *f);    /* says that there is no root here, and why */
+
 /* confine.c: what every program and file worker goes through before it may act */
 extern int landlock_disk;                   /* pid 1's workers read it where no path leads; -1: none */
-bool confine(struct fault *f, bool filter); /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order */
+/* cgroups, limits, user, capabilities, Landlock, seccomp: in that order. `root`: as what (userns.c), -1: the sandbox's user */
+bool confine(struct fault *f, bool filter, int root);
 bool confine_ahead(struct fault *f);        /* as much of it as whoever forks may have, for all its children */
 bool confine_keeper(struct fault *f);
 bool landlock_apply(struct fault *f);
@@ -167,6 +174,7 @@ enum spawn_kind { K_EXEC, K_FILE, K_SAVE };
 struct ctl {
     uint32_t command, no;
     int32_t kind, pid, status, signal, err;
+    uint32_t root; /* a program that is to be root of the box: its descriptors end with the namespace */
     uint32_t port, slot, order; /* slot: where pid 1 notes the birth; order: which of them, as places are used again */
     double cpu_ms;
     uint64_t rss;
@@ -215,15 +223,16 @@ bool sweep_stop(void);                                /* everybody; false: not a
 void sweep_continue(void);                            /* but for whoever had been stopped before */
 
 /* program.c: the child that becomes the user's program */
-enum { FD_REQUEST, FD_STATUS, FD_IN, FD_OUT, FD_ERR, FD_CARRY, FD_ROLES };
+enum { FD_REQUEST, FD_STATUS, FD_IN, FD_OUT, FD_ERR, FD_CARRY, FD_ROOT, FD_ROLES }; /* the last two: at times; the order counts */
 struct program {
     struct json *request;
     char **argv, **envp, cwd[4200];
     const char *path;     /* to look for argv[0] in; NULL: the usual */
     bool tty;
     struct winsize size;
+    int root; /* the namespace in which it is root; -1: it is not to be */
 };
-void program_main(const int fds[FD_ROLES], int nfds) __attribute__((noreturn));
+void program_main(const int fds[FD_ROLES], int nfds, int root) __attribute__((noreturn));
 bool program_read(struct program *p, struct json *request, struct fault *f);
 void program_free(struct program *p);
 void program_become(const struct program *p, const int fds[3], int carry, int status, void ready(int status), struct fault *f);

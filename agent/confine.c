@@ -73,8 +73,9 @@ bool landlock_apply(struct fault *f) {
     cleanup_fd int ruleset = box.landlock ? new_ruleset(&handled, json_bool(box.landlock, "scope", true)) : -1;
     if (ruleset < 0) return box.namespaces || box.container || fault_set(f, errno, "landlock ruleset"); /* else it is all there is */
     if (box.namespaces) { /* pid 1 must go on seeing its processes; this procfs is attached where no path leads */
-        struct ll_rule rule = {LL_READ_FILE | LL_READ_DIR, sweep_proc()};
+        struct ll_rule rule = {LL_READ_FILE | LL_READ_DIR | LL_WRITE_FILE, sweep_proc()}; /* to write: see userns.c */
         if (syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule for procfs");
+        rule.access = LL_READ_FILE | LL_READ_DIR;
         rule.fd = landlock_disk;
         if (rule.fd >= 0 && syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule for the disk");
     }
@@ -127,6 +128,9 @@ static bool set_limits(struct fault *f) {
            limit(RLIMIT_MEMLOCK, "memlock", f);
 }
 
+/* All that root of the box has, over files that are the sandbox's: what nobody else owns there is out of its reach. */
+#define ROOT_CAPS (1 << CAP_CHOWN | 1 << CAP_DAC_OVERRIDE | 1 << CAP_FOWNER | 1 << CAP_FSETID)
+
 /* What a capability could come back from at execve. To look first is cheap; each drop makes new credentials. */
 static void empty_bounding_set(void) {
     static bool empty;
@@ -141,17 +145,32 @@ static void clear_ambient_set(void) {
     clear = true;
 }
 
-bool drop_capabilities(uint64_t keep) {
+static bool keep_capabilities(uint64_t keep) {
     struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct d[2] = {{0}};
-    clear_ambient_set();
-    empty_bounding_set();
     if (keep && syscall(SYS_capget, &h, d)) return false;
     for (int i = 0; i < 2; i++) {
         d[i].effective = d[i].permitted &= (uint32_t)(keep >> 32 * i);
         d[i].inheritable = 0;
     }
     return !syscall(SYS_capset, &h, d);
+}
+
+bool drop_capabilities(uint64_t keep) {
+    clear_ambient_set();
+    empty_bounding_set();
+    return keep_capabilities(keep);
+}
+
+/* By the namespace (userns.c) we have every capability over it, and a full bounding set: both are cut down to the few. */
+static bool become_root(int namespace, struct fault *f) {
+    if (box.user_mode != USER_SINGLE && setgroups(0, NULL)) return fault_set(f, errno, "setgroups");
+    if (syscall(SYS_setns, namespace, CLONE_NEWUSER)) return fault_set(f, errno, "enter root's namespace");
+    close(namespace);
+    if (setresgid(0, 0, 0) || setresuid(0, 0, 0)) return fault_set(f, errno, "become root");
+    for (int cap = 0, held; (held = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++)
+        if (held && !(cap < 32 && ROOT_CAPS >> cap & 1) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) return fault_set(f, errno, "bounding set");
+    return keep_capabilities(ROOT_CAPS) || fault_set(f, errno, "drop capabilities");
 }
 
 static bool become_user(struct fault *f) {
@@ -163,11 +182,13 @@ static bool become_user(struct fault *f) {
         if (setgroups(0, NULL)) return fault_set(f, errno, "setgroups");
         if (setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) return fault_set(f, errno, "setuid");
     }
-    /* after the change of user, so that it is counted for the user in its own namespace */
-    if (!limit(RLIMIT_NPROC, "nproc", f)) return false;
-    if (!drop_capabilities(0)) return fault_set(f, errno, "drop capabilities");
+    return drop_capabilities(0) || fault_set(f, errno, "drop capabilities");
+}
+
+static bool become(int root, struct fault *f) {
+    if (!(root < 0 ? become_user(f) : become_root(root, f))) return false;
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until execve: our memory is not the program's to read */
-    return true;
+    return limit(RLIMIT_NPROC, "nproc", f); /* now, so that it is counted for the user in its own namespace */
 }
 
 static bool load_filter(const struct sock_filter *filter, size_t n, struct fault *f) {
@@ -187,10 +208,10 @@ bool confine_ahead(struct fault *f) {
     return !box.filter_ahead || load_own_filter(f);
 }
 
-bool confine(struct fault *f, bool filter) {
+bool confine(struct fault *f, bool filter, int root) {
     sigset_t none;
     umask(022);
-    if (!enter_cgroups(f) || !set_limits(f) || !limit_files(f) || !become_user(f)) return false;
+    if (!enter_cgroups(f) || !set_limits(f) || !limit_files(f) || !become(root, f)) return false;
     if (!box.namespaces && !landlock_apply(f)) return false; /* with namespaces, pid 1 did it for all */
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

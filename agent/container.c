@@ -96,7 +96,8 @@ int container_main(char **argv) {
     if (!described || !bind_socket(&f) || !start(ctl, &init, &disk_fd, &f)) return give_up(&f);
     find_cgroups();
     volumes_open_parents();
-    disk_fd = open("/workspace", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    const char *home = json_str(box.spec, "home");
+    disk_fd = open(home ? home : "/workspace", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (listen(keeper.listener, 256)) return fault_set(&f, errno, "listen"), give_up(&f);
     if (!confine_keeper(&f)) return give_up(&f);
     keeper_run(-1, ctl[0], init, disk_fd);

@@ -108,6 +108,12 @@ bool disk_make_dirs(const char *root, bool outside, struct fault *f) {
     return json_get(box.spec, "layers") ? layers_make_dirs(d, outside, f) : make_dirs(d, outside, f);
 }
 
+/* What the layers of an older version have not. */
+bool disk_make_missing(const char *root, struct fault *f) {
+    cleanup_fd int d = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return d < 0 ? fault_set(f, errno, "open disk") : make_dirs(d, false, f);
+}
+
 bool disk_mount(struct fault *f) {
     char point[4200], device[32];
     const struct json *disk = json_get(box.spec, "disk");

@@ -133,21 +133,30 @@ static struct exec *new_exec(const char *id, const struct json *r) {
     return e;
 }
 
-static bool spawn(const struct exec *e, const char *raw, size_t n, int fds[FD_ROLES], int nfds) {
-    struct ctl m = {.command = C_SPAWN, .no = e->no, .kind = K_EXEC, .port = box.open_files};
+static bool spawn(const struct exec *e, bool root, const char *raw, size_t n, int fds[FD_ROLES], int nfds) {
+    struct ctl m = {.command = C_SPAWN, .no = e->no, .kind = K_EXEC, .port = box.open_files, .root = root};
     fds[FD_REQUEST] = memfd_with(raw, n);
     return fds[FD_REQUEST] >= 0 && ctl_tell(&m, fds, nfds);
 }
 
+static bool may_be(struct conn *c, const struct json *r) {
+    const char *user = json_str(r, "user"), *why = json_str(box.spec, "no_root");
+    if (!user) return true;
+    if (!wants_root(r)) conn_error(c, "invalid", 0, "user", "no such user, there is root");
+    else if (why) conn_error(c, "unsupported", 0, "user", why);
+    return wants_root(r) && !why;
+}
+
 void exec_start(struct conn *c, const struct json *r, const char *raw, size_t n) {
     const char *id = json_str(r, "id");
-    int fds[FD_ROLES] = {-1, -1, -1, -1, -1, -1};
+    int fds[FD_ROLES] = {-1, -1, -1, -1, -1, -1, -1};
+    if (!may_be(c, r)) return;
     if (!valid_id(id)) return conn_error(c, "invalid", 0, "id", "an exec's id is 1 to 64 of A-Z a-z 0-9 _ -");
     if (exec_by_id(id)) return conn_error(c, "conflict", 0, "id", "an exec with this id exists");
     if (!make_room()) return conn_error(c, "limit", 0, "execs", "256 execs are running in this sandbox already");
     struct exec *e = new_exec(id, r);
     bool carry = json_bool(r, "carry", false), ok = make_pipes(e, fds, json_bool(r, "stdin", false), carry);
-    if (ok && (box.container ? flock_order(e, raw, n, fds) : spawn(e, raw, n, fds, carry ? FD_ROLES : FD_CARRY))) {
+    if (ok && (box.container ? flock_order(e, raw, n, fds) : spawn(e, wants_root(r), raw, n, fds, carry ? FD_ROOT : FD_CARRY))) {
         c->role = ROLE_EXEC;
         c->exec = e;
         c->may_input = true;
@@ -184,7 +193,7 @@ void exec_not_started(struct exec *e, int err, const char *stage) {
     for (struct conn *c = keeper.conns; c; c = c->next) {
         if (c->exec != e) continue;
         if (c->role == ROLE_KILL) exec_killed_reply(c);
-        else conn_error(c, NULL, err, stage, NULL);
+        else conn_error(c, NULL, err, stage, err == EOPNOTSUPP ? stage : NULL); /* its own words, with the reason */
     }
     release(e);
 }
@@ -200,7 +209,7 @@ static bool started(struct exec *e) {
 void exec_spawned(const struct ctl *m) {
     struct exec *e = exec_by_no(m->no);
     if (!e) return;
-    if (m->err) exec_not_started(e, m->err, "fork");
+    if (m->err) exec_not_started(e, m->err, *m->stage ? m->stage : "fork");
     else if (box.namespaces) e->pid = m->pid; /* else it is the shepherd's */
 }
 

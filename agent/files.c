@@ -479,7 +479,7 @@ void file_main(int request_fd, int conn_fd) {
     if (!r) _exit(1);
     const char *op = json_str(r, "op");
     /* without namespaces programs have no inotify, as it would tell them the names of the host's files */
-    if (!confine(&f, box.namespaces || box.container || strcmp(op, "watch"))) { frame_error(conn, &f, NULL); finish(); }
+    if (!confine(&f, box.namespaces || box.container || strcmp(op, "watch"), -1)) { frame_error(conn, &f, NULL); finish(); }
     for (int i = 0; i < box.ncgroups; i++) drop_fd(&box.cgroup_fds[i]);
     if (chdir("/")) _exit(1);
     if (!strcmp(op, "stat")) reply_stat(path_of(r, "path", path), json_str(r, "path"), json_bool(r, "follow", false));

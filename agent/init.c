@@ -26,6 +26,7 @@ struct task { uint32_t no; pid_t pid; bool awaited, alive, killing; int quiet; }
 static int ctl = -1, signals = -1;
 static struct task tasks[TASKS];
 static struct birth { uint64_t tag; pid_t pid; } *births; /* of tasks, then of workers; shared: each child writes its own first */
+static int root = -1; /* the namespace of programs that are root, once one was */
 static pid_t workers[WORKERS]; /* 0: a free place; below: the order, while its birth is awaited */
 static pid_t shepherds[TASKS]; /* in a container; 0: a free place */
 static uint32_t ordered;
@@ -92,6 +93,7 @@ static uint64_t tag_of_task(const struct task *t) {
 void init_let_go(void) {
     drop_fd(&ctl);
     drop_fd(&signals);
+    drop_fd(&root);
     forker_let_go();
     spare_let_go();
 }
@@ -106,7 +108,8 @@ void init_run(const struct ctl *m, const int *fds, int nfds) {
     birth->tag = sweep_own_tag();
     if (box.namespaces && (!birth->tag || birth->tag == UINT64_MAX)) _exit(1); /* no kill could find it */
     sweep_close(); /* the request names a working directory, which may be /proc/self/fd/N: no descriptor of ours may be one */
-    if (box.namespaces) program_main(fds, nfds);
+    int as = m->root ? fds[--nfds] : -1;
+    if (box.namespaces) program_main(fds, nfds, as);
     shepherd_main(fds, nfds);
 }
 
@@ -164,8 +167,21 @@ void init_born(const struct ctl *order, const struct ctl *answer, const int *fds
     else if (tasks[order->slot].no == order->no) settle_task(&tasks[order->slot], pid, err);
 }
 
+/* One more descriptor for a program that is to be root. */
+static bool add_root(const struct ctl *m, int *fds, int *nfds) {
+    struct fault f = {0};
+    if (root < 0) root = root_namespace(&f);
+    int copy = root < 0 || *nfds >= FD_ROLES ? -1 : lift_fd(root);
+    if (copy >= 0) return fds[(*nfds)++] = copy, true;
+    struct ctl refusal = {.command = C_SPAWNED, .no = m->no, .pid = -1, .err = EOPNOTSUPP};
+    fault_root(&f);
+    memcpy(refusal.stage, f.stage, sizeof refusal.stage);
+    tell(&refusal, NULL, 0);
+    return false;
+}
+
 /* true: the descriptors are kept until the child is born. */
-static bool spawn(struct ctl *m, const int *fds, int nfds) {
+static bool spawn(struct ctl *m, int *fds, int nfds) {
     bool file = m->kind != K_EXEC;
     struct task *t = file ? NULL : find(0);
     pid_t *worker = file ? find_worker(0) : NULL;
@@ -186,6 +202,8 @@ static bool spawn(struct ctl *m, const int *fds, int nfds) {
     return false;
 }
 
+static bool begin(struct ctl *m, int *fds, int *nfds) { return (!m->root || add_root(m, fds, nfds)) && spawn(m, fds, *nfds); }
+
 /* While the box stands still by our own signals, what is ordered waits. With a freezer whoever is born is caught by it. */
 static struct held { struct ctl m; int fds[FD_ROLES], nfds; } held[64];
 static int nheld;
@@ -200,7 +218,7 @@ static bool hold(const struct ctl *m, const int *fds, int nfds) {
 static void go_on(void) {
     sweep_continue();
     for (int i = 0; i < nheld; i++) {
-        if (spawn(&held[i].m, held[i].fds, held[i].nfds)) continue;
+        if (begin(&held[i].m, held[i].fds, &held[i].nfds)) continue;
         for (int k = 0; k < held[i].nfds; k++) close(held[i].fds[k]);
     }
     nheld = 0;
@@ -323,11 +341,11 @@ static void answer_count(uint32_t no) {
     tell(&m, NULL, 0);
 }
 
-static void obey(struct ctl *m, const int *fds, int nfds) {
+static void obey(struct ctl *m, int *fds, int nfds) {
     struct task *t;
     switch (m->command) {
     case C_SPAWN:
-        if (hold(m, fds, nfds) || spawn(m, fds, nfds)) return;
+        if (hold(m, fds, nfds) || begin(m, fds, &nfds)) return;
         break;
     case C_KILL:
         if ((t = find_or_note(m))) t->killing = true;

@@ -59,11 +59,12 @@ static bool read_environment(struct program *p, const struct json *env, struct f
 
 /* What the request says, before there is a child: here memory can be had, and given back. */
 bool program_read(struct program *p, struct json *request, struct fault *f) {
-    *p = (struct program){.request = request};
+    *p = (struct program){.request = request, .root = -1};
     if (!request) return fault_set(f, EINVAL, "read request");
     if (!read_argv(p, json_get(request, "argv"), f) || !read_environment(p, json_get(request, "env"), f)) return false;
-    const char *where = json_str(request, "cwd");
-    if (!box_path(where ? where : "/workspace", p->cwd, sizeof p->cwd)) return fault_set(f, EINVAL, "chdir");
+    const char *where = json_str(request, "cwd"), *home = json_str(box.spec, "home");
+    if (!where || !*where) where = wants_root(request) ? "/root" : home ? home : "/workspace";
+    if (!box_path(where, p->cwd, sizeof p->cwd)) return fault_set(f, EINVAL, "chdir");
     p->tty = json_bool(request, "tty", false);
     p->size.ws_row = (unsigned short)json_int(request, "rows", 24, 0, UINT16_MAX);
     p->size.ws_col = (unsigned short)json_int(request, "cols", 80, 0, UINT16_MAX);
@@ -132,10 +133,12 @@ void program_become(const struct program *p, const int fds[3], int carry, int st
     for (int i = 0; i < 3; i++)
         if (dup2(stdio[i], i) < 0) return (void)fault_set(f, errno, "dup2");
     if (carry >= 0 && dup2(carry, 3) < 0) return (void)fault_set(f, errno, "dup2");
+    int root = p->root < 0 ? -1 : carry < 0 ? 3 : 4;
+    if (root >= 0 && root != p->root && dup3(p->root, root, O_CLOEXEC) < 0) return (void)fault_set(f, errno, "dup2");
     /* On execve they all are closed; this is for the one we forgot. In a container none is needed on the way there, and no
      * descriptor of a shepherd's is to be left when the child is no longer root's. */
-    syscall(SYS_close_range, carry < 0 ? 3 : 4, LAST_FD, box.container ? 0 : 4 /* CLOEXEC */);
-    if (!confine(f, true)) return;
+    syscall(SYS_close_range, root >= 0 ? root + 1 : carry < 0 ? 3 : 4, LAST_FD, box.container ? 0 : 4 /* CLOEXEC */);
+    if (!confine(f, true, root)) return;
     if (chdir(p->cwd)) return (void)fault_set(f, errno, "chdir");
     ready(status);
     exec_in_path(p->argv, p->envp, p->path, f);
@@ -153,11 +156,14 @@ static void tell_ready(int status) {
     (void)!write(status, &ready, sizeof ready);
 }
 
-void program_main(const int fds[FD_ROLES], int nfds) {
+void program_main(const int fds[FD_ROLES], int nfds, int root) {
     struct fault f = {0};
     struct program p;
     int status = lift_fd(fds[FD_STATUS]), request = lift_fd(fds[FD_REQUEST]), carry = nfds > FD_CARRY ? lift_fd(fds[FD_CARRY]) : -1;
     int stdio[3] = {lift_fd(fds[FD_IN]), lift_fd(fds[FD_OUT]), lift_fd(fds[FD_ERR])};
-    if (program_read(&p, json_read(request), &f)) program_become(&p, stdio, carry, status, tell_ready, &f);
+    if (program_read(&p, json_read(request), &f)) {
+        p.root = lift_fd(root);
+        program_become(&p, stdio, carry, status, tell_ready, &f);
+    }
     fail(status, &f);
 }

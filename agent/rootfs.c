@@ -142,7 +142,7 @@ bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f) {
     *proc_fd = private_proc();
     snprintf(point, sizeof point, "%s/disk", box.stage);
     *disk_fd = open(point, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (!layers_mount(f)) return false;
+    if (!layers_mount(f) || (json_get(box.spec, "layers") && !disk_make_missing(point, f))) return false;
     snprintf(root, sizeof root, "%s/root", box.stage);
     const struct json *mounts = json_get(box.spec, "mounts");
     for (const struct json *m = mounts ? mounts->child : NULL; m; m = m->next)

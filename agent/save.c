@@ -253,7 +253,7 @@ static void become_owner(int *disk, bool *full) {
     snprintf(at, sizeof at, "%s/upper", box.dir);
     if (upper && (*disk = open(at, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0) give_up(errno, NULL, NULL);
     *full = !upper;
-    if (!confine(&f, true)) give_up(f.err, NULL, NULL);
+    if (!confine(&f, true, -1)) give_up(f.err, NULL, NULL);
 }
 
 void save_main(int disk, int conn_fd, bool full, double unchanged_since) {
@@ -272,7 +272,7 @@ void save_main(int disk, int conn_fd, bool full, double unchanged_since) {
     const struct json *mounts = json_get(box.spec, "mounts");
     for (const struct json *m = mounts ? mounts->child : NULL; m; m = m->next) {
         const char *type = json_str(m, "type");
-        if (type && !strcmp(type, "disk")) put_root(disk, m, full);
+        if (type && !strcmp(type, "disk") && !json_bool(m, "again", false)) put_root(disk, m, full);
     }
     flush_out();
     buf_printf(&b, "{\"files\":%llu,\"bytes\":%llu,\"left_out\":%llu,\"changed\":%llu,\"at\":%lld.%09ld}", (unsigned long long)files,

@@ -14,6 +14,7 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 
 WORKSPACE = "/workspace"
+ROOT = "root"  # whom a program may be instead of the sandbox's user: root inside, nobody outside
 
 
 class State(StrEnum):
@@ -88,6 +89,18 @@ class Language:
 
 
 @dataclass(frozen=True, slots=True)
+class User:
+    """Who programs are: a name for uid 1000, and where its home is.
+
+    A home other than /workspace is a second name of the same folder, except where a container has
+    its folders in memory: there it is one of its own.
+    """
+
+    name: str = "capsule"
+    home: str = WORKSPACE
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """What a sandbox starts from. Loaded from YAML; carries no logic."""
 
@@ -100,6 +113,7 @@ class Template:
     default_language: str = "bash"
     needs: tuple[str, ...] = ()  # programs that must exist inside, e.g. ("python3",)
     shell: tuple[str, ...] = ("/bin/bash", "-l")
+    user: User = field(default_factory=User)
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = "none"
@@ -172,7 +186,8 @@ class ExecRequest:
     argv: tuple[str, ...]
     id: ExecId
     env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str = WORKSPACE
+    cwd: str = ""  # "": the home of its user
+    user: str = ""  # or ROOT; "": the sandbox's own
     timeout: float = 30.0  # 0: none
     stdin: bool = False
     tty: bool = False

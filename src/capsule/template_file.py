@@ -20,7 +20,7 @@ import yaml
 from capsule.config import check_limit
 from capsule.errors import ConflictError, InvalidError
 from capsule.host_errors import host_error, is_scarce
-from capsule.model import Language, Limits, Template
+from capsule.model import Language, Limits, Template, User
 from capsule.settings import about, brief, check, unknown
 
 CARRY_KINDS = ("sh", "python", "node")
@@ -35,6 +35,8 @@ _ROOT = re.compile(r"host|dir:/.*|image:[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/@:-]{0,254}", re.ASCII)
 _RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _PROFILE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_USER = re.compile(r"(?!root$|nobody$)[a-z_][a-z0-9_-]{0,31}", re.ASCII)
+_HOME = re.compile(r"/workspace|/home/[a-z_][a-z0-9_-]{0,31}", re.ASCII)
 _LANGUAGE_KEYS = ("file", "command", "carry", "aliases")
 _TTL = about("seconds", "life of a sandbox", low=1.0)
 _MOST = Limits(2**50, 4096.0, 2**22, 2**60, 2**40, 2**20)  # what makes sense, not what is allowed
@@ -85,6 +87,7 @@ def as_mapping(template: Template) -> dict[str, Any]:
         if language.carry:
             entry["carry"] = language.carry
     engine = {"image": template.image, "runtime": template.runtime}
+    user = {"name": template.user.name, "home": template.user.home}
     return {
         "name": template.name,
         "description": template.description,
@@ -94,6 +97,7 @@ def as_mapping(template: Template) -> dict[str, Any]:
         "default_language": template.default_language,
         "languages": languages,
         "shell": list(template.shell),
+        **({"user": user} if template.user != User() else {}),
         "limits": limits,
         "env": dict(template.env),
         "network": template.network,
@@ -185,6 +189,7 @@ class Document:
             default_language=self._default_language(languages),
             needs=self._strings("needs", ()),
             shell=self._strings("shell", default.shell, least=1),
+            user=self._user(default.user),
             limits=self._limits(default.limits),
             env=self._env(),
             network=self._choice("network", default.network, NETWORKS),
@@ -232,6 +237,16 @@ class Document:
         if carry is not None and carry not in CARRY_KINDS:
             self.wrong(f"{where}.carry", carry, f"is not one of {', '.join(CARRY_KINDS)}")
         return Language(name, file, command, carry)
+
+    def _user(self, default: User) -> User:
+        raw = self._mapping("user", self.content.get("user") or {})
+        self._keys(raw, ("name", "home"), "user")
+        name, home = raw.get("name", default.name), raw.get("home", default.home)
+        if not isinstance(name, str) or not _USER.fullmatch(name):
+            self.wrong("user.name", name, "is not a user's name", "lower-case letters and digits")
+        if not isinstance(home, str) or not _HOME.fullmatch(home):
+            self.wrong("user.home", home, "is not a home", "/workspace, or /home/NAME")
+        return User(name, home)
 
     def _limits(self, default: Limits) -> Limits:
         raw = self._mapping("limits", self.content.get("limits") or {})

@@ -25,11 +25,13 @@ from capsule.catalog import (
     written_folder,
 )
 from capsule.errors import CapacityError, ConflictError, InvalidError
-from capsule.model import GIB, MIB, Language, Limits, Template
+from capsule.model import GIB, MIB, Language, Limits, Template, User
 from capsule.providers.local.seccomp import load_profile
+from capsule.service.entry import environment
 from capsule.template_file import read_document
 
-BUILT_IN = ("bash", "datascience", "go", "node", "python")
+BUILT_IN = ("base", "bash", "code-interpreter-v1", "datascience", "go", "node", "python")
+OF_E2B = ("base", "code-interpreter-v1")
 LANGUAGE = {"file": "{id}.x", "command": ["x", "{file}"]}
 MINIMAL = {"languages": {"x": LANGUAGE}}
 
@@ -53,7 +55,8 @@ def test_a_built_in_template_makes_sense(name: str) -> None:
     assert template.name == name
     assert template.default_language in template.languages
     assert template.languages["bash"].carry == "sh"
-    assert template.env["HOME"] == "/workspace"
+    assert environment(template, {})["HOME"] == template.user.home
+    assert template.user == (User("user", "/home/user") if name in OF_E2B else User())
     assert template.env["LANG"] == "C.UTF-8"
     assert template.root == ("image:datascience" if name == "datascience" else "host")
     assert template.ttl == 600.0
@@ -61,8 +64,22 @@ def test_a_built_in_template_makes_sense(name: str) -> None:
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
-    for name in ("python", "node", "bash"):
+    for name in ("python", "node", "bash", *OF_E2B):
         assert load_catalog()[name].limits == Limits(512 * MIB, 0.5, 128, GIB, 65_536, 1024)
+
+
+def test_a_user_and_a_home_are_checked(tmp_path: Path) -> None:
+    for user, field in (
+        ("{name: root}", "user.name"),
+        ("{name: 'a b'}", "user.name"),
+        ("{home: /etc}", "user.home"),
+        ("{home: /home/../etc}", "user.home"),
+        ("{uid: 5}", "uid"),
+    ):
+        path = tmp_path / "bad.yaml"
+        path.write_text(f"root: image:x\nlanguages: {{}}\nuser: {user}\n")
+        with pytest.raises(InvalidError, match=field):
+            read_template(path)
 
 
 def test_go_gets_room_for_its_compiler() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from capsule.model import GIB, MIB, Isolation, Limits
+from capsule.model import GIB, MIB, Isolation, Limits, User
 from capsule.providers.local import plan
 from capsule.providers.local.cgroups import Cgroups
 from capsule.providers.local.plan import Parts, Root
@@ -81,7 +82,13 @@ def test_the_request_as_root() -> None:
         "gid": 1000,
         "user": {"mode": "range", "base": 268435456, "count": 65536, "slots": 57344},
         "disk": {"kind": "loop", "template": "/data/disks/x.img", "dir": "/data/disks"},
-        "disk_dirs": [["workspace", 0o755], ["tmp", 0o1777], ["var-tmp", 0o1777]],
+        "home": "/workspace",
+        "disk_dirs": [
+            ["workspace", 0o755],
+            ["tmp", 0o1777],
+            ["var-tmp", 0o1777],
+            ["root", 0o700],
+        ],
         "cgroups": [
             {
                 "dir": "/cg/memory/capsule/k3v9-ab12",
@@ -121,7 +128,7 @@ def test_only_the_disk_the_terminals_and_shared_memory_are_writable() -> None:
         for each in namespaces()["mounts"]
         if not each.get("ro") and each["type"] not in ("mask", "ro", "proc") and not each.get("dev")
     ]
-    assert writable == ["dev/pts", "dev/shm", "workspace", "tmp", "var/tmp"]
+    assert writable == ["dev/pts", "dev/shm", "workspace", "tmp", "var/tmp", "root"]
 
 
 def test_devices_are_the_harmless_six() -> None:
@@ -175,10 +182,29 @@ def test_landlock_stands_behind_the_mounts() -> None:
     assert ["/", "rx"] in rules
     assert sorted(path for path, kind in rules if kind == "rw") == [
         "/dev/shm",
+        "/root",
         "/tmp",
         "/var/tmp",
         "/workspace",
     ]
+
+
+def test_a_home_is_the_workspace_by_a_second_name() -> None:
+    disk = {"kind": "loop", "template": "/data/disks/x.img", "dir": "/data/disks"}
+    theirs = replace(parts(disk), user=User("user", "/home/user"))
+    request = plan.request(Isolation.NAMESPACES, theirs, facts())
+    assert request["home"] == "/home/user"
+    assert mount(request, "home/user") == {
+        "type": "disk",
+        "from": "workspace",
+        "to": "home/user",
+        "again": True,
+    }
+    assert mount(request, "workspace")["from"] == "workspace"
+    below = replace(parts({"kind": "dir", "path": "/data/boxes/k3v9"}), user=theirs.user)
+    mapped = plan.request(Isolation.LANDLOCK, below, facts())
+    assert ["/home/user", "/data/boxes/k3v9/workspace"] in mapped["paths"]
+    assert "user namespaces" in mapped["no_root"] and "no_root" not in request
 
 
 def test_an_old_kernel_goes_without_landlock() -> None:

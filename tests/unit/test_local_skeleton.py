@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from capsule.model import User
 from capsule.providers.local import skeleton
-from capsule.providers.local.skeleton import Tree, host_tree, image_tree, prepare
+from capsule.providers.local.skeleton import (
+    Made,
+    Tree,
+    for_user,
+    host_tree,
+    image_tree,
+    prepare,
+)
 
 
 @pytest.fixture
@@ -55,6 +63,31 @@ def test_etc_has_what_languages_need_and_no_secret(host: Path, tmp_path: Path) -
     assert (made / "etc/hostname").read_text() == "capsule\n"
     files = [path for path in (made / "etc").rglob("*") if not path.is_symlink() and path.is_file()]
     assert not [path for path in files if b"secret" in path.read_bytes()]
+
+
+def test_another_user_shares_all_but_its_names(host: Path, tmp_path: Path) -> None:
+    tree, user = host_tree(host), User("user", "/home/user")
+    plain = Made(tree, prepare(tree, tmp_path / "roots", "host"))
+    made = prepare(for_user(tree, user), tmp_path / "roots", "host", like=plain)
+    assert made != plain.path and (made / "home/user").is_dir()
+    assert "\nuser:x:1000:1000:user:/home/user:/bin/bash\n" in (made / "etc/passwd").read_text()
+    assert "\nuser:x:1000:\n" in (made / "etc/group").read_text()
+    assert "capsule:" in (plain.path / "etc/passwd").read_text()
+    assert (made / "etc/ssl/certs/ca.pem").samefile(plain.path / "etc/ssl/certs/ca.pem")
+    assert for_user(tree, User()).digest() == tree.digest()
+
+
+def test_an_image_gives_way_to_a_user_of_the_template(tmp_path: Path) -> None:
+    layer = tmp_path / "layer"
+    (layer / "etc").mkdir(parents=True)
+    (layer / "etc/passwd").write_text(
+        "node:x:1000:1000::/home/node:/bin/sh\nuser:x:7:7::/:/bin/sh\n"
+    )
+    found = image_tree([layer], User("user", "/home/user")).nodes["etc/passwd"].data.decode()
+    lines = [line.split(":")[:3] for line in found.splitlines()]
+    assert ["user", "x", "1000"] in lines and [name for name, *_ in lines].count("user") == 1
+    assert not [line for line in lines if line[0] == "node"]
+    assert b"node:x:1000" in image_tree([layer]).nodes["etc/passwd"].data
 
 
 def test_a_file_that_not_everyone_may_read_is_not_copied(host: Path) -> None:

@@ -143,6 +143,7 @@ class Options(Shape, kw_only=True, frozen=True):
     stdin_base64: bytes = b""
     output_limit: Annotated[int, Meta(ge=0, le=2**40)] | None = None
     on_limit: Literal["truncate", "kill"] = "truncate"
+    user: Word | None = None
     session: Name | None = None
     idempotency_key: Key | None = None
     encoding: Encoding = "text"

@@ -241,6 +241,7 @@ class Verbs:
             "stdin": p.stdin_base64 or p.stdin.encode(),
             "output_limit": p.output_limit,
             "on_limit": p.on_limit,
+            "user": p.user,
             "session": p.session,
             "idempotency_key": p.idempotency_key,
         }

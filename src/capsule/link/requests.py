@@ -13,6 +13,7 @@ from capsule.model import ExecRequest
 
 def exec_body(request: ExecRequest) -> dict[str, Any]:
     return {
+        **({"user": request.user} if request.user else {}),
         "op": "exec",
         "id": request.id,
         "argv": request.argv,

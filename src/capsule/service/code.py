@@ -2,7 +2,7 @@
 
 Python and shell code is an argument (`python3 -c`, `bash -c`): one message to the agent instead
 of two, nothing in the user's folder, and modules beside the working directory are found. Code
-too large for an argument, and every other language, goes into a file in /workspace, as the
+too large for an argument, and every other language, goes into a file in the home, as the
 template says (`{file}`). It is removed when the exec's end was seen.
 """
 
@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from capsule.errors import InvalidError, NotFoundError, TooLargeError
-from capsule.model import WORKSPACE, ExecId, Language, Template
+from capsule.model import ExecId, Language, Template
 from capsule.service import carry
 from capsule.settings import brief
 
@@ -46,7 +46,7 @@ def program(
     content = _encode(code)
     if len(content) <= MAX_INLINE and b"\0" not in content and _takes_argument(how):
         return command((*how.command[:-1], "-c", code), session=session)
-    path = str(PurePosixPath(WORKSPACE, how.filename.replace("{id}", exec_id)))
+    path = str(PurePosixPath(template.user.home, how.filename.replace("{id}", exec_id)))
     if session and how.carry == "python" and _takes_argument(how):
         loading = command((*how.command[:-1], "-c", _LOADER, path), session=True)
         return loading._replace(path=path, content=content)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from capsule.errors import InvalidError, TooLargeError
-from capsule.model import MIB, WORKSPACE, Template
+from capsule.model import MIB, Template
 from capsule.service import validate
 from capsule.service.context import ContextRecord
 from capsule.service.kernels import Start, start_of
@@ -45,10 +45,13 @@ def default_record(
     Raises NotFoundError, NotSupportedError, InvalidError, TooLargeError.
     """
     start = start_of(template, language)
-    return new_record(f"default-{start.language}", start, ContextCall(imports=imports), now)
+    call = ContextCall(imports=imports)
+    return new_record(f"default-{start.language}", start, call, now, home=template.user.home)
 
 
-def new_record(name: str, start: Start, call: ContextCall, now: float) -> ContextRecord:
+def new_record(
+    name: str, start: Start, call: ContextCall, now: float, *, home: str
+) -> ContextRecord:
     """Raises InvalidError, TooLargeError."""
     validate.env(call.env)
     exec_id, nonce = fresh()
@@ -56,7 +59,7 @@ def new_record(name: str, start: Start, call: ContextCall, now: float) -> Contex
         id=name,
         language=start.language,
         kernel=start.kernel,
-        cwd=WORKSPACE if call.cwd is None else validate.path(call.cwd, "cwd"),
+        cwd=home if call.cwd is None else validate.path(call.cwd, "cwd"),
         env=dict(call.env),
         imports=imports_of(call.imports, start.kernel),
         created=now,

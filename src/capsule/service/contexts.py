@@ -254,7 +254,8 @@ class Contexts:
                 hint="delete one",
                 limit=MAX_CONTEXTS,
             )
-        record = new_record(name, start, call, self._clock.now())
+        home = entry.template.user.home
+        record = new_record(name, start, call, self._clock.now(), home=home)
         context = Context(record)
         shelf.contexts[name] = context
         try:

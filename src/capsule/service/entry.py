@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from capsule.errors import CapsuleError, GoneError, UnavailableError, WrongStateError
 from capsule.link.link import AgentLink
 from capsule.model import (
+    ROOT,
     Handle,
     Isolation,
     Layer,
@@ -25,6 +26,7 @@ from capsule.model import (
     Step,
     Template,
     Unenforced,
+    User,
     VolumeMount,
 )
 from capsule.providers.contract import Box
@@ -43,18 +45,27 @@ MOVES: Mapping[State, frozenset[State]] = {
     State.GONE: frozenset(),
 }
 
+ROOT_HOME = "/root"
+
 _AS_ITSELF = SandboxId("")
 
 _ENV: Mapping[str, str] = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/workspace",
     "LANG": "C.UTF-8",
 }
 
 
 def environment(template: Template, env: Mapping[str, str]) -> dict[str, str]:
     """What a program starts with in a sandbox that was given `env`."""
-    return {**_ENV, **template.env, **env}
+    return {**_ENV, **_names(template.user), **template.env, **env}
+
+
+def as_root(environ: Mapping[str, str]) -> dict[str, str]:
+    return {**environ, **_names(User(ROOT, ROOT_HOME))}
+
+
+def _names(user: User) -> dict[str, str]:
+    return {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from capsule.errors import (
 from capsule.link.collect import Collected
 from capsule.link.exec_stream import ExecStream
 from capsule.link.link import AgentLink
-from capsule.model import WORKSPACE, ExecId, ExecInfo, ExecRequest, Exit
+from capsule.model import ExecId, ExecInfo, ExecRequest, Exit
 from capsule.service import validate
 from capsule.service.access import Access
 from capsule.service.context_calls import is_kernel
@@ -117,11 +117,11 @@ class Execs:
             raise
 
     async def _directory_lost(self, entry: Entry, job: Job, error: CapsuleError) -> bool:
-        """The session's directory cannot be entered any more: go on in the workspace."""
+        """The session's directory cannot be entered any more: go on in the home."""
         if not job.cwd_is_carried or error.details.get("stage") != "chdir" or job.session is None:
             return False
         await self._sessions.forget_cwd(entry, job.session)
-        job.request = replace(job.request, cwd=WORKSPACE)
+        job.request = replace(job.request, cwd=entry.template.user.home)
         job.cwd_is_carried = False
         return True
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from capsule.config import Config
 from capsule.errors import TooLargeError
-from capsule.model import MIB, WORKSPACE, ExecId, ExecRequest
+from capsule.model import MIB, ROOT, ExecId, ExecRequest
 from capsule.service import validate
 from capsule.service.code import Program, command, program
-from capsule.service.entry import Entry
+from capsule.service.entry import ROOT_HOME, Entry, as_root
 from capsule.service.sessions import Sessions
 from capsule.service.values import ExecCall, RunCall
 
@@ -38,6 +38,7 @@ class _Place(NamedTuple):
     env: dict[str, str]
     cwd: str
     cwd_is_carried: bool
+    user: str
 
 
 class Jobs:
@@ -60,12 +61,13 @@ class Jobs:
         code = _program(entry, call, exec_id, session=call.session is not None and tty is None)
         rows, cols = tty or (24, 80)
         validate.screen(rows, cols)
-        env, cwd, carried = await self._place(entry, call)
+        env, cwd, carried, user = await self._place(entry, call)
         request = ExecRequest(
             argv=code.argv,
             id=exec_id,
             env=env,
             cwd=cwd,
+            user=user,
             timeout=_unbounded(call.timeout) if flow else self._timeout(call.timeout),
             stdin=stdin_open or bool(call.stdin),
             tty=tty is not None,
@@ -80,15 +82,20 @@ class Jobs:
 
     async def _place(self, entry: Entry, call: Call) -> _Place:
         env, cwd, carried = entry.environ, call.cwd, False
+        user = validate.user(call.user, entry.template.user.name)
         if call.session is not None:
             session = await self._sessions.get(entry, call.session)
             env = session.apply(env)
             if cwd is None and session.cwd is not None:
                 cwd, carried = session.cwd, True
+        if user == ROOT:
+            env = as_root(env)
         if call.env:
             validate.env(call.env)
             env = {**env, **call.env}
-        return _Place(env, WORKSPACE if cwd is None else validate.path(cwd, "cwd"), carried)
+        if cwd is None:
+            cwd = ROOT_HOME if user == ROOT else entry.template.user.home
+        return _Place(env, validate.path(cwd, "cwd"), carried, user)
 
     def _timeout(self, asked: float | None) -> float:
         if asked is None:

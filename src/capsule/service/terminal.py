@@ -26,7 +26,7 @@ from capsule.errors import (
 )
 from capsule.link.exec_stream import ExecStream, Gap
 from capsule.link.link import AgentLink
-from capsule.model import MIB, WORKSPACE, ExecId, ExecInfo, ExecRequest, Exit
+from capsule.model import MIB, ExecId, ExecInfo, ExecRequest, Exit
 from capsule.service import validate
 from capsule.service.access import Access
 from capsule.service.entry import Entry
@@ -218,7 +218,7 @@ async def _start(entry: Entry, link: AgentLink, name: str, rows: int, cols: int)
         argv=entry.template.shell,
         id=ExecId(f"t-{name}-{secrets.token_hex(4)}"),
         env={"TERM": "xterm-256color", **entry.environ},
-        cwd=WORKSPACE,
+        cwd=entry.template.user.home,
         timeout=0.0,
         stdin=True,
         tty=True,

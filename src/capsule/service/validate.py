@@ -8,7 +8,7 @@ from typing import Any
 
 from capsule.config import Config, check_limit
 from capsule.errors import InvalidError, TooLargeError
-from capsule.model import ExecId, Limits
+from capsule.model import ROOT, ExecId, Limits
 from capsule.settings import brief
 
 MAX_STRING = 128 * 1024 - 1  # what the kernel takes as one argument or variable
@@ -157,6 +157,18 @@ def signal(value: str) -> str:
             f"signal: {brief(value)} is unknown", hint="take a name such as TERM", field="signal"
         )
     return known
+
+
+def user(value: str | None, own: str) -> str:
+    """Whom a program is to be, as ExecRequest has it; `own` is the name of the sandbox's user."""
+    if value is None or value == own:
+        return ""
+    if value != ROOT:
+        raise InvalidError(
+            f"user: {brief(value)} is unknown in this sandbox, there are {own} and {ROOT}",
+            field="user",
+        )
+    return ROOT
 
 
 def path(value: str, field: str = "path") -> str:

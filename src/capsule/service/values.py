@@ -129,6 +129,7 @@ class ExecCall:
     stdin: bytes = b""
     output_limit: int | None = None
     on_limit: str = "truncate"  # or "kill"
+    user: str | None = None  # a name; None: the sandbox's user
     session: str | None = None
     idempotency_key: str | None = None
 
@@ -145,6 +146,7 @@ class RunCall:
     stdin: bytes = b""
     output_limit: int | None = None
     on_limit: str = "truncate"
+    user: str | None = None
     session: str | None = None
     idempotency_key: str | None = None
 

@@ -24,6 +24,7 @@ from capsule.testing.outputs import TestAttach, TestOutput, TestOutputLimit
 from capsule.testing.running import TestCarry, TestExec, TestExit, TestInput
 from capsule.testing.terminals import TestTerminal
 from capsule.testing.trees import TestLinks, TestListing, TestTrees, TestWatch
+from capsule.testing.users import TestRoot
 
 __all__ = [
     "TestAdoption",
@@ -48,6 +49,7 @@ __all__ = [
     "TestOutput",
     "TestOutputLimit",
     "TestReadAndWrite",
+    "TestRoot",
     "TestSignals",
     "TestStress",
     "TestTerminal",

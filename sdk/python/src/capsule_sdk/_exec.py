@@ -22,6 +22,7 @@ class ExecOptions(TypedDict, total=False):
     stdin: str | bytes | None
     output_limit: int | None  # bytes per stream
     on_limit: str | None  # "truncate" or "kill"
+    user: str | None  # "root", or the name of the sandbox's user, who it is otherwise
     idempotency_key: str | None  # the same key and call: it runs once, and is answered twice
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capsule.model import MIB, WORKSPACE
@@ -22,8 +22,15 @@ UID = GID = 1000
 CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
 
 # What the agent calls before it starts a program, and no program may: it keeps programs to whole
-# cores. The filter that programs get is the profile as it is.
-AGENT_CALLS = ("sched_setaffinity",)
+# cores, and makes and enters the user namespace of those that are root inside, and no other. The
+# filter that programs get is the profile as it is.
+CLONE_NEWUSER = 0x10000000
+_ONE_NAMESPACE = {"value": CLONE_NEWUSER, "op": "SCMP_CMP_EQ"}
+AGENT_CALLS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "sched_setaffinity": (),
+    "unshare": ({"index": 0, **_ONE_NAMESPACE},),
+    "setns": ({"index": 1, **_ONE_NAMESPACE},),
+}
 
 # At 0 a core is still made where the host pipes cores to a program; at 1 the kernel makes none.
 NO_CORE = 1
@@ -89,7 +96,11 @@ LANDLOCK = (
     (WORKSPACE, "rw"),
     ("/tmp", "rw"),
     ("/var/tmp", "rw"),
+    ("/root", "rw"),
 )
+
+# Of runtimes whose kernel cannot do it.
+NO_ROOT = "no program is root under gVisor, which does not let processes enter user namespaces"
 
 # Counted per user, which boxes share: little of each, so that one leaves the others theirs.
 PER_USER = {"sigpending": 1024, "msgqueue": 256 * 1024, "memlock": MIB}
@@ -113,7 +124,10 @@ def for_agent(profile: Mapping[str, Any]) -> dict[str, Any]:
         entry["names"] = [name for name in entry["names"] if name not in AGENT_CALLS]
     wider.pop("comment", None)
     wider["syscalls"] = [entry for entry in wider.get("syscalls", ()) if entry["names"]]
-    wider["syscalls"].append({"names": list(AGENT_CALLS), "action": "SCMP_ACT_ALLOW"})
+    wider["syscalls"] += (
+        {"names": [name], "action": "SCMP_ACT_ALLOW", "args": list(args)}
+        for name, args in AGENT_CALLS.items()
+    )
     return wider
 
 

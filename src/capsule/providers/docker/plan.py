@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from capsule.model import MIB, WORKSPACE, Limits
+from capsule.model import MIB, WORKSPACE, Limits, User
 from capsule.providers.docker import hardening
 from capsule.providers.docker.probe import Facts, Runtime
 from capsule.providers.local.views import visible_cpus
@@ -26,7 +26,7 @@ SENTRY_MEMORY = 64 * MIB
 SENTRY_PERIOD = 250_000
 
 # What a box may write to, by its name on a disk and in layers.
-TARGETS = {"workspace": WORKSPACE, "tmp": "/tmp", "var-tmp": "/var/tmp"}
+TARGETS = {"workspace": WORKSPACE, "tmp": "/tmp", "var-tmp": "/var/tmp", "root": "/root"}
 
 LABEL_ID = "capsule.id"
 LABEL_OWNER = "capsule.owner"
@@ -62,6 +62,7 @@ class Parts:
     disk: Mapping[str, str] | None = None
     over_layers: bool = False  # that disk lies over layers
     shared: Sequence[Mapping[str, Any]] = ()  # mounts of volumes that outlive it
+    user: User = field(default_factory=User)
 
 
 def container(parts: Parts, found: Facts) -> dict[str, Any]:
@@ -85,6 +86,7 @@ def container(parts: Parts, found: Facts) -> dict[str, Any]:
         "Mounts": [
             *parts.mounted.mounts,
             *(bind(*pair) for pair in (parts.disk or {}).items()),
+            *_home(parts),
             *parts.shared,
         ],
         **counted(parts, found),
@@ -150,21 +152,37 @@ def bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any]
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
 
 
+def _home(parts: Parts) -> Iterator[dict[str, Any]]:
+    """A home with another name is the same folder once more."""
+    for source, target in (parts.disk or {}).items():
+        if target == WORKSPACE != parts.user.home:
+            yield bind(source, parts.user.home)
+
+
 def in_memory(parts: Parts) -> list[Disk]:
     """Every tmpfs that programs can write to: all that is writable where the box has no disk.
 
-    Three mounts cannot share one tmpfs, so /tmp and /var/tmp have a part of the disk's size each,
-    beside it. What an image declares as a volume would have no size at all: it is covered.
+    Mounts cannot share one tmpfs, so /tmp, /var/tmp and /root have a part of the disk's size each,
+    beside it, and /workspace, where the home has another name. What an image declares as a volume
+    would have no size at all: it is covered.
     """
     size, inodes = parts.limits.disk, parts.limits.inodes
+    part, few = max(size // 8, MIB), max(inodes // 8, 64)
     disks = [
-        Disk(WORKSPACE, size, inodes, 0o755),
+        Disk(parts.user.home, size, inodes, 0o755),
+        *([Disk(WORKSPACE, part, few, 0o755)] if parts.user.home != WORKSPACE else []),
         Disk("/tmp", max(size // 2, MIB), inodes),
-        Disk("/var/tmp", max(size // 8, MIB), max(inodes // 8, 64)),
+        Disk("/var/tmp", part, few),
+        Disk("/root", part, few, 0o700),
     ]
     taken = {disk.path for disk in disks}
     covers = [Disk(path, MIB, 64) for path in parts.volumes if path not in taken]
     return covers if parts.disk is not None else disks + covers
+
+
+def places(parts: Parts) -> dict[str, str]:
+    """What is saved, and where it is. In memory the home is not /workspace, but all there is."""
+    return TARGETS if parts.disk is not None else {**TARGETS, "workspace": parts.user.home}
 
 
 def box(parts: Parts) -> dict[str, Any]:
@@ -186,8 +204,10 @@ def box(parts: Parts) -> dict[str, Any]:
         "signal_resize": parts.runtime.gvisor,  # gVisor tells no program of it
         "mounts": [
             {"type": "disk", "from": name, "to": path.removeprefix("/")}
-            for name, path in TARGETS.items()
+            for name, path in places(parts).items()
         ],
+        "home": parts.user.home,
+        **({"no_root": hardening.NO_ROOT} if parts.runtime.gvisor else {}),
         **({"layers": True} if parts.over_layers else {}),
         "volumes": [{"to": str(each["Target"]).removeprefix("/")} for each in parts.shared],
     }

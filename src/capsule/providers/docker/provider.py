@@ -396,6 +396,7 @@ class DockerProvider(Provider):
             volumes=order.image.volumes,
             disk=_binds(host.disks, order) if order.disk else None,
             over_layers=order.over_layers,
+            user=order.spec.template.user,
             shared=await host.volumes.mounts(
                 order.spec.volumes, order.image.name, gvisor=order.runtime.gvisor
             ),

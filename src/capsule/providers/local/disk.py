@@ -21,7 +21,12 @@ from capsule.host_errors import host_error
 from capsule.model import MIB, Isolation, Limits
 from capsule.providers.local.programs import SYSTEM_PATH
 
-DIRS: tuple[tuple[str, int], ...] = (("workspace", 0o755), ("tmp", 0o1777), ("var-tmp", 0o1777))
+DIRS: tuple[tuple[str, int], ...] = (
+    ("workspace", 0o755),
+    ("tmp", 0o1777),
+    ("var-tmp", 0o1777),
+    ("root", 0o700),
+)
 
 RESERVED_INODES = 11 + 1 + len(DIRS)  # ext4's own, lost+found, and our directories
 MAX_TEMPLATES = 64

@@ -22,7 +22,12 @@ from capsule.providers.local.unpack import is_opaque
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FOLDER = (errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 # Where the disk's folders are in a box.
-PLACES = {b"workspace": b"/workspace", b"tmp": b"/tmp", b"var-tmp": b"/var/tmp"}
+PLACES = {
+    b"workspace": b"/workspace",
+    b"tmp": b"/tmp",
+    b"var-tmp": b"/var/tmp",
+    b"root": b"/root",
+}
 
 Stack = tuple[Path, ...]  # of layers, topmost first
 Parts = Sequence[tuple[Path, int]]  # a layer, and its open folder

@@ -242,7 +242,7 @@ def _in_layer(path: bytes) -> bytes:
             return (name + b"/" + beyond[len(place) + 1 :]).removesuffix(b"/")
     raise InvalidError(
         f"archive has a file that no sandbox could have written: {shown(path)}",
-        hint="the local provider keeps /workspace, /tmp and /var/tmp",
+        hint="the local provider keeps /workspace, /root, /tmp and /var/tmp",
     )
 
 

@@ -1,8 +1,8 @@
 """Layers on this host: what boxes have written, kept as folders that others start from.
 
 data_dir/layers/ID is whole or not there: a layer is written as `.ID` and renamed. The names in it
-are the disk's folders (workspace, tmp, var-tmp), its files have the uids that programs see. Each is
-relative to the layers below it, which whoever keeps records knows; here they are only folders.
+are the disk's folders (workspace, tmp, var-tmp, root), its files have the uids that programs see.
+Each is relative to the layers below it, which whoever keeps records knows; here they are folders.
 """
 
 from __future__ import annotations

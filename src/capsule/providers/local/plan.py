@@ -10,11 +10,11 @@ import contextlib
 import functools
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capsule.model import MIB, WORKSPACE, Isolation, Limits, VolumeMount
+from capsule.model import MIB, WORKSPACE, Isolation, Limits, User, VolumeMount
 from capsule.providers.local import views
 from capsule.providers.local.disk import DIRS
 from capsule.providers.local.probe import UID_BASE, UID_COUNT, UID_SLOTS, Facts
@@ -26,6 +26,8 @@ UID = GID = 1000
 # What else a user without cgroups may start later, other sandboxes above all, before a program
 # that forks is made to wait for it.
 NEIGHBOURS = 4096
+
+NO_ROOT = "no program is root at this isolation level, which has no user namespaces"
 
 # What the kernel tells every process in /proc about the host, its devices and its other users.
 # Most is readable by root alone; a mask holds even where that is not so.
@@ -52,6 +54,7 @@ LANDLOCK_INSIDE = (
     (WORKSPACE, "rw"),
     ("/tmp", "rw"),
     ("/var/tmp", "rw"),
+    ("/root", "rw"),
 )
 
 
@@ -93,6 +96,7 @@ class Parts:
     layers: tuple[Path, ...] = ()  # what the disk begins from, topmost first
     volumes: tuple[tuple[Place, VolumeMount], ...] = ()
     adjustable: bool = False
+    user: User = field(default_factory=User)
 
 
 def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
@@ -107,6 +111,7 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         "uid": UID if namespaces or facts.uid_ranges else facts.uid,
         "gid": GID if namespaces or facts.uid_ranges else facts.gid,
         "user": user(level, facts),
+        "home": parts.user.home,
         "disk": parts.disk,
         "disk_dirs": [list(each) for each in DIRS],
         "cgroups": facts.cgroups.entries(
@@ -131,7 +136,7 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
                 for place, each in parts.volumes
             ]
     else:
-        plan["paths"] = paths(parts)
+        plan |= {"paths": paths(parts), "no_root": NO_ROOT}
     return plan
 
 
@@ -163,7 +168,16 @@ def mounts(parts: Parts, facts: Facts) -> list[dict[str, Any]]:
         {"type": "disk", "from": "workspace", "to": WORKSPACE.lstrip("/")},
         {"type": "disk", "from": "tmp", "to": "tmp"},
         {"type": "disk", "from": "var-tmp", "to": "var/tmp"},
+        {"type": "disk", "from": "root", "to": "root"},
+        *_home(parts.user),
     ]
+
+
+def _home(user: User) -> list[dict[str, Any]]:
+    """The same folder by a second name."""
+    if user.home == WORKSPACE:
+        return []
+    return [{"type": "disk", "from": "workspace", "to": user.home.lstrip("/"), "again": True}]
 
 
 def _bind(source: str, to: str) -> dict[str, Any]:
@@ -258,4 +272,5 @@ def paths(parts: Parts) -> list[list[str]]:
         [WORKSPACE, f"{base}/workspace"],
         ["/var/tmp", f"{base}/var-tmp"],
         ["/tmp", f"{base}/tmp"],
+        *([[parts.user.home, f"{base}/workspace"]] if _home(parts.user) else []),
     ]

@@ -345,6 +345,7 @@ class LocalProvider(Provider):
             layers=tuple(layers),
             volumes=tuple(volumes),
             adjustable=adjustable,
+            user=spec.template.user,
         )
 
     async def _request(self, engine: Engine, parts: plan.Parts) -> dict[str, Any]:

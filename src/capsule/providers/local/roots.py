@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from capsule.errors import NotFoundError, NotSupportedError
-from capsule.model import Isolation, Template
+from capsule.model import Isolation, Template, User
 from capsule.providers.local import programs, skeleton
 from capsule.providers.local.plan import Root
 
@@ -17,10 +17,11 @@ class Roots:
         self._images = data_dir / "images"
         self._level = level
         self._overlay = overlay
-        self._host: Root | None = None
+        self._hosts: dict[User, Root] = {}
+        self._plain: skeleton.Made | None = None
         self._copied: tuple[str, ...] = ()
         self._signature: tuple[object, ...] = ()
-        self._layered: dict[tuple[Path, ...], Root] = {}
+        self._layered: dict[tuple[User, tuple[Path, ...]], Root] = {}
 
     async def get(self, template: Template) -> Root | None:
         """None at the landlock level. Raises NotFoundError for a missing image or program."""
@@ -32,19 +33,27 @@ class Roots:
             )
         if kind == "host":
             programs.require(template, programs.missing_on_host(template), "on this host")
-            return await self._host_root() if self._level is Isolation.NAMESPACES else None
+            inside = self._level is Isolation.NAMESPACES
+            return await self._host_root(template.user) if inside else None
         return await asyncio.to_thread(self._layered_root, template, kind, name)
 
-    async def _host_root(self) -> Root:
-        if self._host is None or skeleton.signature(self._copied) != self._signature:
-            self._host = await asyncio.to_thread(self._prepare_host)
-        return self._host
+    async def _host_root(self, user: User) -> Root:
+        if self._plain is None or skeleton.signature(self._copied) != self._signature:
+            self._hosts, self._plain = {}, await asyncio.to_thread(self._prepare_host)
+        if user not in self._hosts:
+            self._hosts[user] = await asyncio.to_thread(self._prepare_for, user, self._plain)
+        return self._hosts[user]
 
-    def _prepare_host(self) -> Root:
+    def _prepare_host(self) -> skeleton.Made:
         # Stamped first: a change while the files are copied is seen the next time.
         self._copied = skeleton.copied_paths()
         self._signature = skeleton.signature(self._copied)
-        path = skeleton.prepare(skeleton.host_tree(), self._parent, "host")
+        tree = skeleton.host_tree()
+        return skeleton.Made(tree, skeleton.prepare(tree, self._parent, "host"))
+
+    def _prepare_for(self, user: User, plain: skeleton.Made) -> Root:
+        tree = skeleton.for_user(plain.tree, user)
+        path = skeleton.prepare(tree, self._parent, "host", like=plain)
         return Root((path,), ("usr", *skeleton.own_dirs()))
 
     def _find_layers(self, template: Template, kind: str, name: str) -> tuple[Path, ...]:
@@ -70,7 +79,9 @@ class Roots:
         """In a thread: an image may have been imported again since the last time."""
         layers = self._find_layers(template, kind, name)
         programs.require(template, programs.missing_in_layers(template, layers), "in its image")
-        if layers not in self._layered:
-            top = skeleton.prepare(skeleton.image_tree(layers), self._parent, "image")
-            self._layered[layers] = Root((top, *layers))
-        return self._layered[layers]
+        known = template.user, layers
+        if known not in self._layered:
+            tree = skeleton.image_tree(layers, template.user)
+            top = skeleton.prepare(tree, self._parent, "image")
+            self._layered[known] = Root((top, *layers))
+        return self._layered[known]

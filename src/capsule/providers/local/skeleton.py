@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from capsule.model import WORKSPACE
+from capsule.model import User
 
 # Part of every hash: raise it when the meaning of a tree changes but its text does not.
 FORMAT = 1
@@ -69,16 +69,16 @@ ETC_COPIES = (
     "timezone",
 )
 
-PASSWD = f"""\
-root:x:0:0:root:/root:/usr/sbin/nologin
-capsule:x:1000:1000:capsule:{WORKSPACE}:/bin/bash
+PASSWD = """\
+root:x:0:0:root:/root:/bin/bash
+{user.name}:x:1000:1000:{user.name}:{user.home}:/bin/bash
 nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 """
 
 GROUP = """\
 root:x:0:
 tty:x:5:
-capsule:x:1000:
+{user.name}:x:1000:
 nogroup:x:65534:
 """
 
@@ -98,8 +98,6 @@ alias ls='ls --color=auto' ll='ls -la'
 """
 
 ETC_TEXTS: Mapping[str, str] = {
-    "passwd": PASSWD,
-    "group": GROUP,
     "hosts": "127.0.0.1\tlocalhost capsule\n::1\tlocalhost ip6-localhost\n",
     "hostname": "capsule\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\n",
@@ -108,6 +106,9 @@ ETC_TEXTS: Mapping[str, str] = {
     "profile": PROFILE,
     "bash.bashrc": BASHRC.lstrip(),
 }
+
+
+_NOBODY_ELSE = User()
 
 
 class Node(NamedTuple):
@@ -142,15 +143,25 @@ class Tree:
         return seen.hexdigest()[:20]
 
 
-def prepare(tree: Tree, parent: Path, name: str) -> Path:
-    """The directory `parent/name-<hash>` with the tree in it, made if it is not there. Blocks."""
+class Made(NamedTuple):
+    """A tree, and where it is."""
+
+    tree: Tree
+    path: Path
+
+
+def prepare(tree: Tree, parent: Path, name: str, *, like: Made | None = None) -> Path:
+    """The directory `parent/name-<hash>` with the tree in it, made if it is not there. Blocks.
+
+    Files that `like` has as well get a further name instead of a copy: nobody changes either.
+    """
     target = parent / f"{name}-{tree.digest()}"
     if target.is_dir():
         return target
     parent.mkdir(parents=True, exist_ok=True)
     draft = parent / f".{name}-{secrets.token_hex(8)}"
     try:
-        write_tree(tree, draft)
+        write_tree(tree, draft, like)
         os.rename(draft, target)
     except OSError:
         # Somebody else was first: a directory does not replace one that is not empty.
@@ -161,7 +172,7 @@ def prepare(tree: Tree, parent: Path, name: str) -> Path:
     return target
 
 
-def write_tree(tree: Tree, root: Path) -> None:
+def write_tree(tree: Tree, root: Path, like: Made | None = None) -> None:
     _make_dir(root, 0o755)
     for path, node in sorted(tree.nodes.items()):
         at = root / path
@@ -170,6 +181,8 @@ def write_tree(tree: Tree, root: Path) -> None:
         match node.kind:
             case "dir":
                 _make_dir(at, node.mode)
+            case "file" if like is not None and like.tree.nodes.get(path) == node:
+                os.link(like.path / path, at)
             case "file":
                 _make_file(at, node)
             case _:
@@ -189,10 +202,11 @@ def _make_file(at: Path, node: Node) -> None:
         os.fsync(file.fileno())  # the rename must not survive a power cut that the content did not
 
 
-def mount_points(tree: Tree) -> None:
+def mount_points(tree: Tree, user: User) -> None:
     """What every box needs to be there before anything can be mounted."""
-    for name in ("proc", "sys", "dev/pts", "dev/shm", "tmp", "var/tmp", "run", "workspace"):
+    for name in ("proc", "sys", "dev/pts", "dev/shm", "tmp", "var/tmp", "run", "workspace", "root"):
         tree.dir(name)
+    tree.dir(user.home.lstrip("/"))
     for name in DEVICES:
         tree.file(f"dev/{name}")
     for name, target in (
@@ -206,11 +220,10 @@ def mount_points(tree: Tree) -> None:
 
 
 def host_tree(host: Path = Path("/")) -> Tree:
-    """The skeleton for boxes that see the host's own /usr."""
+    """The skeleton for boxes that see the host's own /usr, and whose user has no other name."""
     tree = Tree()
     for name in ("home", "mnt", "opt", "srv", "usr", "var/cache", "var/lib", "var/log"):
         tree.dir(name)
-    tree.dir("root", 0o700)
     tree.link("var/run", "../run")
     for name in SYSTEM_DIRS:
         at = host / name
@@ -223,8 +236,16 @@ def host_tree(host: Path = Path("/")) -> Tree:
     for name, text in ETC_TEXTS.items():
         tree.file(f"etc/{name}", text)
     tree.link("etc/mtab", "../proc/self/mounts")
-    mount_points(tree)
-    return tree
+    return for_user(tree, _NOBODY_ELSE)
+
+
+def for_user(tree: Tree, user: User) -> Tree:
+    """The same skeleton for boxes with another user."""
+    other = Tree({**tree.nodes})
+    other.file("etc/passwd", PASSWD.format(user=user))
+    other.file("etc/group", GROUP.format(user=user))
+    mount_points(other, user)
+    return other
 
 
 def own_dirs(host: Path = Path("/")) -> tuple[str, ...]:
@@ -272,23 +293,32 @@ def _copy(tree: Tree, host: Path, path: str) -> None:
         return
 
 
-def image_tree(layers: Sequence[Path]) -> Tree:
+def image_tree(layers: Sequence[Path], user: User = _NOBODY_ELSE) -> Tree:
     """What is laid over a template's own root: mount points, and files that must be ours."""
     tree = Tree()
-    mount_points(tree)
+    mount_points(tree, user)
     for name in ("hosts", "hostname", "resolv.conf"):
         tree.file(f"etc/{name}", ETC_TEXTS[name])
-    tree.file("etc/passwd", _with_user(_read_plain(layers, "etc/passwd"), PASSWD))
-    tree.file("etc/group", _with_user(_read_plain(layers, "etc/group"), GROUP))
+    for name, ours in (("passwd", PASSWD), ("group", GROUP)):
+        tree.file(f"etc/{name}", _with_user(_read_plain(layers, f"etc/{name}"), ours, user))
     return tree
 
 
-def _with_user(own: bytes, ours: str) -> bytes:
-    """The image's table, with our entries for the ids that it does not know."""
+def _with_user(own: bytes, ours: str, user: User) -> bytes:
+    """The image's table, with our entries for the ids that it does not know. A user whom the
+    template names is in it, whatever the image calls this id or whoever has the name there."""
     lines = own.splitlines()
+    if user != _NOBODY_ELSE:
+        lines = [line for line in lines if not _is(line, user)]
     known = {line.split(b":")[2] for line in lines if line.count(b":") >= 2}
-    lines += (line for line in ours.encode().splitlines() if line.split(b":")[2] not in known)
+    added = ours.format(user=user).encode().splitlines()
+    lines += (line for line in added if line.split(b":")[2] not in known)
     return b"\n".join(lines) + b"\n"
+
+
+def _is(line: bytes, user: User) -> bool:
+    parts = line.split(b":")
+    return parts[0] == user.name.encode() or parts[2:3] == [b"1000"]
 
 
 def _read_plain(layers: Sequence[Path], path: str) -> bytes:

@@ -1,0 +1,71 @@
+/* Root of the box, who is nobody outside: a user namespace below the box's own in which the sandbox's user, and nobody
+ * else, is 0. Its files are the user's files, its processes the user's processes; what it may do beyond that user is the short list
+ * of confine.c, and holds for what that user owns. Pid 1, the host and other boxes are as far away as before.
+ *
+ * Made when the first program asks for it. Its owner is whoever forks programs, so that no program may enter it. */
+#include "agent.h"
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+bool wants_root(const struct json *request) {
+    const char *user = json_str(request, "user");
+    return user && !strcmp(user, "root");
+}
+
+/* Nobody in the box may make one (init.c), for the moment that it takes but us. */
+static void permit(const char *count) {
+    cleanup_fd int fd = box.namespaces && sweep_proc() >= 0 ? openat(sweep_proc(), "sys/user/max_user_namespaces", O_WRONLY | O_CLOEXEC) : -1;
+    if (fd >= 0) (void)!write(fd, count, strlen(count));
+}
+
+/* Lives until the namespace is held by a descriptor. Its limit becomes that of the namespace, as a whole. */
+static void __attribute__((noreturn)) live_in_it(int said) {
+    rlim_t most = (rlim_t)json_int(json_get(box.spec, "rlimits"), "nproc", 0, 0, MAX_INT);
+    struct rlimit r = {most, most};
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (most) setrlimit(RLIMIT_NPROC, &r);
+    int32_t err = unshare(CLONE_NEWUSER) ? errno : 0;
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* else its maps are not its parent's to write */
+    (void)!write(said, &err, sizeof err);
+    for (;;) pause();
+}
+
+static int take_hold(pid_t pid, int heard, struct fault *f) {
+    char uids[32], gids[32], path[40];
+    int32_t err = ECHILD;
+    if (RETRY(read(heard, &err, sizeof err)) != sizeof err || err) return fault_set(f, err, "user namespace"), -1;
+    snprintf(uids, sizeof uids, "0 %u 1\n", (unsigned)box.uid);
+    snprintf(gids, sizeof gids, "0 %u 1\n", (unsigned)box.gid);
+    if (!write_proc(pid, "setgroups", "deny", f) || !write_proc(pid, "gid_map", gids, f) || !write_proc(pid, "uid_map", uids, f)) return -1;
+    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) fault_set(f, errno, "user namespace");
+    return fd;
+}
+
+int root_namespace(struct fault *f) {
+    int said[2];
+    if (pipe2(said, O_CLOEXEC)) return fault_set(f, errno, "pipe"), -1;
+    permit("1");
+    pid_t pid = fork();
+    if (!pid) live_in_it(said[1]);
+    close(said[1]);
+    int fd = pid < 0 ? (fault_set(f, errno, "fork"), -1) : take_hold(pid, said[0], f);
+    close(said[0]);
+    permit("0");
+    if (pid > 0) {
+        kill(pid, SIGKILL);
+        RETRY(waitpid(pid, NULL, 0));
+    }
+    return fd;
+}
+
+void fault_root(struct fault *f) {
+    char why[sizeof f->stage];
+    snprintf(why, sizeof why, "%s", f->err ? strerror(f->err) : "no descriptor left");
+    fault_set(f, EOPNOTSUPP, "no root here: %s", why);
+}

@@ -1,0 +1,101 @@
+"""Users in real sandboxes: the template's own, and root, through the service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from capsule.errors import InvalidError, NotFoundError
+from capsule.service import ContextCall, ContextRun, CreateRequest, ExecCall, RunCall, Service
+from tests.unit.test_service_real import folder, serving
+
+__all__ = ["folder"]
+
+pytestmark = pytest.mark.real
+
+
+class Sandbox:
+    def __init__(self, service: Service, id: str) -> None:
+        self.service = service
+        self.id = id
+
+    async def sh(self, script: str, **options: object) -> str:
+        call = ExecCall(cmd=("bash", "-lc", script), **options)  # type: ignore[arg-type]
+        done = await self.service.exec(self.id, call)
+        assert done.exit.exit_code == 0, done
+        return done.stdout.decode()
+
+
+@pytest_asyncio.fixture
+async def base(folder: Path) -> AsyncIterator[Sandbox]:
+    async with serving(folder) as service:
+        made = await service.create(CreateRequest(template="base"))
+        yield Sandbox(service, made.id)
+
+
+WHO = 'whoami; echo ~ "$HOME" "$USER" "$LOGNAME"; pwd'
+
+
+async def test_programs_are_the_user_that_the_template_names(base: Sandbox) -> None:
+    assert (await base.sh(WHO)).splitlines() == [
+        "user",
+        "/home/user /home/user user user",
+        "/home/user",
+    ]
+    path = (await base.sh("echo $PATH; command -v python3")).split()
+    assert "/usr/bin" in path[0].split(":") and path[1].endswith("python3")
+
+
+async def test_the_home_and_the_workspace_are_one_folder(base: Sandbox) -> None:
+    await base.sh("echo mine > note; mkdir sub")
+    files = base.service.files(base.id)
+    assert (await files.read_bytes("/workspace/note", limit=100)).data == b"mine\n"
+    await files.write("sub/other", b"x")
+    assert await base.sh("cat sub/other; cd /workspace/sub; cat other") == "xx"
+    assert (await base.sh("pwd", cwd="/home/user/sub")).strip() == "/home/user/sub"
+
+
+async def test_everything_starts_at_home(base: Sandbox) -> None:
+    code = "import os; print(os.getcwd())"
+    ran = await base.service.run(base.id, RunCall(code, "python"))
+    assert ran.stdout == b"/home/user\n"
+    context = await base.service.contexts.create(base.id, ContextCall("python"))
+    assert context.cwd == "/home/user"
+    result = await base.service.contexts.run(base.id, ContextRun(code, context.id))
+    assert result.stdout == b"/home/user\n"
+
+
+async def test_root_is_root_with_a_home_of_its_own(base: Sandbox) -> None:
+    assert (await base.sh(WHO, user="root")).splitlines() == [
+        "root",
+        "/root /root root root",
+        "/root",
+    ]
+    assert (await base.sh("echo $HOME", user="root", env={"HOME": "/tmp"})).strip() == "/tmp"
+    long = "#" * 200_000 + "\nimport os; print(os.getuid(), os.getcwd())"
+    ran = await base.service.run(base.id, RunCall(long, "python", user="root"))
+    assert ran.stdout == b"0 /root\n"
+
+
+async def test_the_user_can_be_named_and_nobody_else(base: Sandbox) -> None:
+    assert (await base.sh("whoami", user="user")).strip() == "user"
+    with pytest.raises(InvalidError, match=r"'daemon' is unknown.*user and root"):
+        await base.sh("true", user="daemon")
+    with pytest.raises(NotFoundError, match="working directory not found: /nowhere"):
+        await base.sh("true", cwd="/nowhere", user="root")
+
+
+async def test_a_snapshot_has_both_homes(base: Sandbox) -> None:
+    service = base.service
+    if "snapshot" not in service.capabilities()["local"].features:
+        pytest.skip("this host keeps no layers")
+    await base.sh("echo one > in-home")
+    await base.sh("echo two > in-roots", user="root")
+    await service.snapshots.make(base.id, "homes", {})
+    again = await service.create(CreateRequest(snapshot="homes"))
+    twin = Sandbox(service, again.id)
+    assert await twin.sh("cat ~/in-home /workspace/in-home; ls ~") == "one\none\nin-home\n"
+    assert await twin.sh("cat ~/in-roots", user="root") == "two\n"
