@@ -23,6 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from capsule.config import Config
 from capsule.edge.drain import Gate
 from capsule.edge.errors import http_body
+from capsule.edge.joined import Joined
 from capsule.errors import InvalidError
 
 log = logging.getLogger("capsule.edge")
@@ -55,7 +56,7 @@ class Timer:
 
 class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(Joined(transport))  # type: ignore[arg-type]  # as one, in all it uses
         _keep_probing(transport)
         self._header_size = 0
         self._headers_due = Timer(HEADER_PATIENCE, transport.close)
