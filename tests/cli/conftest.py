@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from capsule_sdk import Capsule, CapsuleClient
 from tests.support import clean_env
+from tests.support.nursery import OWN, Born
 from tests.support.servers import CAPSULE, RealServer
 
 
@@ -30,6 +33,9 @@ class Cli:
     cwd: Path
 
     def __call__(self, *args: str | Path, input: str | None = None, **env: str) -> Outcome:
+        if all(name.startswith("CAPSULE_") for name in env):
+            return self._forked(*map(str, args), input=input, env={**self.env, **env})
+        # What Python itself is told is for one that begins.
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL} if input is None else {}
         done = subprocess.run(
             [*CAPSULE, *map(str, args)],
@@ -42,6 +48,30 @@ class Cli:
             **options,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
+
+    def _forked(self, *args: str, input: str | None, env: dict[str, str]) -> Outcome:
+        ours = f"/proc/{os.getpid()}/fd"
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, ExitStack() as stack:
+            source = os.devnull
+            if input is not None:
+                reading, writing = os.pipe()
+                source = f"{ours}/{reading}"
+                stdin = stack.enter_context(open(writing, "wb"))
+            streams = [source, f"{ours}/{out.fileno()}", f"{ours}/{err.fileno()}"]
+            pid = OWN.nursery.start(*args, streams=streams, env=env, cwd=str(self.cwd))
+            if input is not None:
+                os.close(reading)
+                with suppress(BrokenPipeError):
+                    stdin.write(input.encode())
+                    stdin.close()
+            process = Born(OWN.nursery, pid)
+            try:
+                code = process.wait(20)
+            finally:
+                process.kill()
+            out.seek(0)
+            err.seek(0)
+            return Outcome(code, out.read().decode(), err.read().decode())
 
     def popen(self, *args: str | Path, **options: Any) -> subprocess.Popen[str]:
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options}

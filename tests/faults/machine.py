@@ -67,10 +67,10 @@ class Machine:
         await self.answering()
 
     def spawn(self) -> None:
-        self.pid = self.nursery.start(
+        self.pid = self.nursery.serve(
+            self.base / "log",
             env=self.env,
             cwd=str(self.base),
-            log=str(self.base / "log"),
             watch=str(self.base / "watch"),
             **self.how,
         )

@@ -1,6 +1,6 @@
-"""Servers in processes of their own, quickly: one program has Capsule loaded and forks them.
+"""`capsule` in processes of its own, quickly: one program has it loaded and forks them.
 
-Tests start a server some hundred times; importing everything anew would be most of the time that
+Tests start it some hundred times; importing everything anew would be most of the time that
 takes.
 """
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,9 +31,14 @@ class Nursery:
         self.user = user
         self._asking = threading.Lock()
 
-    def start(self, **request: Any) -> int:
-        """The pid of a server that begins."""
-        return int(self._ask({"do": "start", **request})["pid"])
+    def serve(self, log: Path, **request: Any) -> int:
+        """The pid of a server that begins, and writes to this file."""
+        return self.start("serve", streams=[os.devnull, str(log), str(log)], **request)
+
+    def start(self, *argv: str, streams: Sequence[str], **request: Any) -> int:
+        """The pid of a `capsule …` that begins. `streams`: what it opens as its standard ones."""
+        asked = {"do": "start", "argv": argv, "streams": streams, **request}
+        return int(self._ask(asked)["pid"])
 
     def code(self, pid: int) -> int | None:
         """What it exited with; None while it runs."""

@@ -1,7 +1,7 @@
-"""The program behind `nursery.py`: imports Capsule once, then forks a server for each request.
+"""The program behind `nursery.py`: imports Capsule once, then forks a `capsule` for each request.
 
-    stdin    {"do": "start", "env", "cwd", "log", …}  →  {"pid"}
-             {"do": "code", "pid"}                     →  {"code"}, null while it runs
+    stdin    {"do": "start", "argv", "env", "cwd", "streams", …}  →  {"pid"}
+             {"do": "code", "pid"}                                 →  {"code"}, null while it runs
 
 A server that begins here is one that `capsule serve` would have begun, half a second later. What
 is added for those who ask for it is one thread, which tells what cannot be seen from outside
@@ -28,12 +28,20 @@ from typing import Any, NoReturn
 PRELOADED = (
     "capsule.app",
     "capsule.cli.app",
+    "capsule.cli.cp",
+    "capsule.cli.doctor",
     "capsule.cli.main",
+    "capsule.cli.remote",
+    "capsule.cli.run",
     "capsule.cli.serve",
+    "capsule.cli.templates",
     "capsule.providers.docker.build",
     "capsule.providers.local.build",
     "typer.main",
 )
+
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+FLAGS = (os.O_RDONLY, WRITE, WRITE)  # of the standard streams
 
 PR_SET_PDEATHSIG = 1
 
@@ -49,15 +57,25 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if request["do"] == "start":
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-            pid = os.fork()
-            if not pid:
-                become_server(request)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-            answer: dict[str, Any] = {"pid": pid}
+            answer: dict[str, Any] = {"pid": begin(request)}
         else:
             answer = {"code": codes.get(request["pid"])}
         print(json.dumps(answer), flush=True)
+
+
+def begin(request: dict[str, Any]) -> int:
+    # Opened here: whoever asks may close its own end when it has our answer.
+    fds = [
+        os.open(path, flags, 0o644) for path, flags in zip(request["streams"], FLAGS, strict=True)
+    ]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    pid = os.fork()
+    if not pid:
+        become(request, fds)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    for fd in fds:
+        os.close(fd)
+    return pid
 
 
 def reap(*_: object) -> None:
@@ -71,7 +89,7 @@ def reap(*_: object) -> None:
         codes[pid] = os.waitstatus_to_exitcode(status)
 
 
-def become_server(request: dict[str, Any]) -> NoReturn:
+def become(request: dict[str, Any], fds: list[int]) -> NoReturn:
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -80,7 +98,7 @@ def become_server(request: dict[str, Any]) -> NoReturn:
         # Tests that are killed leave no server behind.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.chdir(request["cwd"])
-        rewire(request["log"])
+        rewire(fds)
         os.environ.clear()
         os.environ.update(request["env"])
         if nofile := request.get("nofile"):
@@ -94,26 +112,31 @@ def become_server(request: dict[str, Any]) -> NoReturn:
         set_clock(request.get("ahead", 0.0))
         if watch := request.get("watch"):
             watcher(watch)
-        code = serve()
+        code = run(request["argv"])
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def rewire(log: str) -> None:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(nothing, 0)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
+def rewire(fds: list[int]) -> None:
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
     os.closerange(3, 256)
+    # As an interpreter begins with them: of ours, one has read a request.
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def serve() -> int:
-    from capsule.cli.main import execute
+def run(argv: list[str]) -> int:
+    from capsule.cli.main import main
 
-    return execute(["serve"])
+    sys.argv = ["capsule", *argv]
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
 
 
 def watcher(path: str) -> None:

@@ -36,7 +36,7 @@ Begin = Callable[[dict[str, str], Path], ServerProcess]
 
 def forked(env: dict[str, str], base: Path) -> ServerProcess:
     nursery = OWN.nursery
-    return Born(nursery, nursery.start(env=env, cwd=str(base), log=str(base / "log")))
+    return Born(nursery, nursery.serve(base / "log", env=env, cwd=str(base)))
 
 
 def started(env: dict[str, str], base: Path) -> ServerProcess:
