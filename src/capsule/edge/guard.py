@@ -5,7 +5,8 @@ request.
    name.
 2. Origin: none (curl, SDKs), our own, or one the operator allowed. Browsers send it with every
    WebSocket and every request that changes something, so a web page in the user's browser cannot
-   drive the server.
+   drive the server. A sandbox that has a name of its own (`edge.e2b.doors`) has origins of its own:
+   who may ask there is its program's to say, and its pages are strangers here like any other.
 3. Key: see `identity`.
 4. Body: a Meter (see `body`) in front of it.
 """
@@ -23,8 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from capsule.config import Config, is_loopback
 from capsule.edge.addresses import Addresses
 from capsule.edge.body import Meter, finishing
+from capsule.edge.e2b.doors import DOOR, domains_of, door_in, door_of
 from capsule.edge.errors import send_error
-from capsule.edge.identity import ADDRESS, CALLER, Identity
+from capsule.edge.identity import ADDRESS, CALLER, NOBODY, Identity
 from capsule.edge.rates import CHARGE, Rates, Told, TooOftenError
 from capsule.errors import CapsuleError, ForbiddenError, InvalidError
 from capsule.model import MIB
@@ -33,7 +35,6 @@ from capsule.service.room import Room
 
 # What a browser or a load balancer must reach without a key: nothing here tells of any sandbox.
 PUBLIC = frozenset({"/", "/health", "/docs", "/openapi.json", "/favicon.ico"})
-NOBODY = Caller(tenant="", scopes=frozenset(), key_id="")  # has nothing, and may do nothing
 BODIES = 32 * MIB  # of memory for large request bodies, all together; further ones wait
 _MAX_HOST = 260  # the longest name, and a port
 
@@ -50,6 +51,7 @@ class SiteGuard:
             BODIES, "large request", hint="try again in a moment, or send less at once"
         )
         self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
+        self._domains = domains_of(config)
         self._host_ok = lru_cache(maxsize=1024)(HostRule(config))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +61,9 @@ class SiteGuard:
             scope["capsule.meter"] = meter
         try:
             host = self._check_host(scope["headers"])
-            self._check_origin(scope, host)
+            door = scope[DOOR] = door_of(scope, self._domains)
+            if door is None or not door.by_name:
+                self._check_origin(scope, host)
         except CapsuleError as error:
             await send_error(scope, receive, send, error)
             return
@@ -99,6 +103,7 @@ class HostRule:
 
     def __init__(self, config: Config) -> None:
         self._names = {name.lower() for name in (*config.allowed_hosts, config.host)}
+        self._domains = domains_of(config)
         self._any_address = not is_loopback(config.host)
         self._domain = _without_port((config.sandbox_domain or "").lower())
 
@@ -109,6 +114,8 @@ class HostRule:
         if name == "localhost" or name.endswith(".localhost"):
             return True
         if self._domain and (name == self._domain or name.endswith(f".{self._domain}")):
+            return True
+        if door_in(name, self._domains):
             return True
         try:
             address = ipaddress.ip_address(name.strip("[]"))

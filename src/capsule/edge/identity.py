@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Iterator
 from dataclasses import replace
 
 from starlette.types import Scope
@@ -29,6 +30,7 @@ KEY_PROTOCOL = "capsule.key."
 AS_TENANT = b"x-capsule-tenant"
 CALLER = "capsule.caller"
 ADDRESS = "capsule.address"
+NOBODY = Caller(tenant="", scopes=frozenset(), key_id="")  # has nothing, and may do nothing
 _MAX_KEY = 8192  # a token may have a few thousand characters
 _HINT = "send the header 'Authorization: Bearer KEY'"
 
@@ -48,29 +50,46 @@ class Identity:
         self._tokens = Tokens(config) if config.takes_tokens else None
         self._closed = bool(config.api_keys) or config.takes_tokens or not is_loopback(config.host)
 
+    @property
+    def asks(self) -> bool:
+        """Whether anybody needs a key here."""
+        return self._closed or self._keys.any
+
+    async def holder(self, key: str) -> Caller | None:
+        """Whose key or token this is; None: it is none of ours. One that is over is nobody's."""
+        try:
+            return await self._find(key)
+        except UnauthenticatedError:
+            return None if looks_like_one(key) else NOBODY
+
     async def caller(self, scope: Scope) -> Caller:
         """Raises UnauthenticatedError, ForbiddenError (to act for a tenant), UnavailableError."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        presented = _presented(scope, headers)
-        if presented is not None:
-            caller = await self._known(presented)
-        elif self._closed or self._keys.any:
+        _, key = next(presented(scope), (b"", None))
+        if key is not None:
+            caller = await self._known(key)
+        elif self.asks:
             raise UnauthenticatedError("no API key", hint=_HINT)
         else:
             caller = OPERATOR
-        wanted = headers.get(AS_TENANT)
+        wanted = dict(scope["headers"]).get(AS_TENANT)
         return caller if wanted is None else _acting(caller, wanted)
 
     async def _known(self, presented: str) -> Caller:
+        if (caller := await self._find(presented)) is not None:
+            return caller
+        if not self.asks:
+            return OPERATOR  # nobody is asked here, so whatever is sent is as good as nothing
+        raise UnauthenticatedError("unknown API key", hint=_HINT)
+
+    async def _find(self, presented: str) -> Caller | None:
+        """Raises UnauthenticatedError for what is over, or a token that is none of ours."""
         if self._is_static(presented):
             return self._static
         if (caller := self._keys.caller(presented)) is not None:
             return caller
         if self._tokens is not None and looks_like_one(presented):
             return await self._tokens.caller(presented)
-        if not self._closed and not self._keys.any:
-            return OPERATOR  # nobody is asked here, so whatever is sent is as good as nothing
-        raise UnauthenticatedError("unknown API key", hint=_HINT)
+        return None
 
     def _is_static(self, key: str) -> bool:
         # Always against every key, and over digests of one length: the time tells nothing.
@@ -101,16 +120,18 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _presented(scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+def presented(scope: Scope) -> Iterator[tuple[bytes, str]]:
+    """What may be a key, and the header it is in; the strongest first."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer" and token:
-        return _text(token)
+        yield b"authorization", _text(token)
     if key := headers.get(b"x-api-key"):
-        return _text(key)
+        yield b"x-api-key", _text(key)
     for name in scope.get("subprotocols", ()):
         if name.startswith(KEY_PROTOCOL):
-            return _from_base64url(name.removeprefix(KEY_PROTOCOL)[: 2 * _MAX_KEY])
-    return None
+            text = name.removeprefix(KEY_PROTOCOL)[: 2 * _MAX_KEY]
+            yield b"sec-websocket-protocol", _from_base64url(text)
 
 
 def _text(key: bytes) -> str:

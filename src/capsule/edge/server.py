@@ -19,11 +19,13 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
 
 from capsule.config import Config
 from capsule.edge.drain import Gate
 from capsule.edge.errors import http_body
 from capsule.edge.joined import Joined
+from capsule.edge.ports.room import ABORT, TAKE_MESSAGES
 from capsule.errors import InvalidError
 
 log = logging.getLogger("capsule.edge")
@@ -72,6 +74,7 @@ class HttpConnection(HttpToolsProtocol):
         self._header_size = 0
         self._headers_due.arm()
         super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -111,6 +114,14 @@ class SocketConnection(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._write_due = Timer(WRITE_PATIENCE, self.transport.abort)
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == 101:
+            self.scope[TAKE_MESSAGES] = self._take_messages  # type: ignore[literal-required]
+
+    def _take_messages(self, size: int) -> None:
+        self.conn.max_message_size = self.conn.max_fragment_size = size
 
     async def send(self, message: Any) -> None:
         await super().send(message)

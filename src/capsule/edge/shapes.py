@@ -92,6 +92,7 @@ class Create(Shape, kw_only=True, frozen=True):
     snapshot: Name | None = None
     checkpoint: Literal["none", "each"] = "none"
     volumes: Annotated[list[MountVolume], Meta(max_length=16)] = []
+    ports: Literal["private", "public"] = "private"
     idempotency_key: Key | None = None
 
 

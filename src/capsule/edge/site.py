@@ -21,7 +21,7 @@ from capsule.edge import docs_page, metrics
 from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control import control_routes
-from capsule.edge.e2b.doors import ENVD, Doors
+from capsule.edge.e2b.doors import DOOR, ENVD, Doors
 from capsule.edge.e2b.envd import Envd
 from capsule.edge.e2b.file_content import FileContent
 from capsule.edge.e2b.filesystem import Filesystem
@@ -35,6 +35,7 @@ from capsule.edge.identity import Identity
 from capsule.edge.methods import build_methods
 from capsule.edge.nowhere import METHODS, answer_the_lost
 from capsule.edge.pieces import in_pieces
+from capsule.edge.ports.room import Ports
 from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
 from capsule.edge.rest_agents import agent_routes
 from capsule.edge.rest_contexts import context_routes
@@ -97,7 +98,8 @@ def build_site(
     protect(web, service.own, public)
     identity = Identity(config, service.keys)
     site: ASGIApp = KeyGuard(answering(route), identity, config, public=public)
-    site = Doors(site, {ENVD: Envd(service, access, envd_calls(service, config))})
+    rooms = {ENVD: Envd(service, access, envd_calls(service, config))}
+    site = Doors(site, rooms, Ports(service, identity, config, gate, access))
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))
@@ -203,9 +205,9 @@ def answering(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> ASGIApp
 
 def with_cors(app: ASGIApp, config: Config) -> ASGIApp:
     """Browsers of allowed origins need to be told that they may; SiteGuard has refused all
-    others.
+    others. At a sandbox's own name that is for its program to say.
     """
-    return CORSMiddleware(
+    cors = CORSMiddleware(
         app,
         allow_origins=config.allowed_origins,
         allow_methods=METHODS,
@@ -213,3 +215,9 @@ def with_cors(app: ASGIApp, config: Config) -> ASGIApp:
         expose_headers=["Content-Range", "ETag", "Retry-After", *RATE_HEADERS],
         max_age=600,
     )
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        door = scope[DOOR]
+        await (app if door is not None and door.by_name else cors)(scope, receive, send)
+
+    return run

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -22,6 +22,7 @@ from capsule.errors import CapacityError, CapsuleError, GoneError
 from capsule.settings import brief
 
 T = TypeVar("T")
+Headers = Sequence[tuple[bytes, bytes]]
 
 OVER = 1001
 MISTAKE = 1008
@@ -35,7 +36,12 @@ _MAX_REASON = 123  # bytes; the frame has no room for more
 
 
 class Left(Exception):
-    """The client has gone."""
+    """The client has gone; `code` and `reason` are how it closed, if it did."""
+
+    def __init__(self, code: int = 1006, reason: str = "") -> None:
+        super().__init__(code)
+        self.code = code
+        self.reason = reason
 
 
 class Socket:
@@ -48,16 +54,17 @@ class Socket:
     def offers(self, protocol: str) -> bool:
         return protocol in self.scope.get("subprotocols", ())
 
-    async def accept(self, protocol: str | None = None) -> None:
+    async def accept(self, protocol: str | None = None, headers: Headers = ()) -> None:
         await self._receive()  # websocket.connect
         self.accepted = True
-        await self._put({"type": "websocket.accept", "subprotocol": protocol})
+        message = {"type": "websocket.accept", "subprotocol": protocol, "headers": [*headers]}
+        await self._put(message)
 
     async def receive(self) -> str | bytes:
         """Raises Left."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
-            raise Left
+            raise Left(message.get("code", 1006), message.get("reason") or "")
         text: str | None = message.get("text")
         return message.get("bytes") or b"" if text is None else text
 

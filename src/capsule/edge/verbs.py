@@ -99,6 +99,7 @@ class Verbs:
             snapshot=p.snapshot,
             checkpoint=p.checkpoint,
             volumes=tuple(VolumeWish(x.name, x.path, x.read_only) for x in p.volumes),
+            ports=p.ports,
             idempotency_key=p.idempotency_key,
         )
         return await self.service.create(request, caller)

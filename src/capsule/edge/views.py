@@ -64,6 +64,7 @@ class SandboxView(View, frozen=True, kw_only=True):
     snapshot: str
     checkpoint: str
     volumes: list[MountView]
+    ports: str
     tenant: str
     sandbox_id: str | UnsetType = UNSET
 
@@ -91,6 +92,7 @@ class SandboxView(View, frozen=True, kw_only=True):
             snapshot=sandbox.snapshot,
             checkpoint=sandbox.checkpoint,
             volumes=[MountView.of(each) for each in sandbox.volumes],
+            ports=sandbox.ports,
             tenant=sandbox.tenant,
             sandbox_id=sandbox.id if old else UNSET,
         )

@@ -61,9 +61,13 @@ class Access:
         if entry.shifting.locked():  # it stands still for a moment: nobody is refused for it
             async with entry.shifting:
                 pass
+        await self.wake(entry)
+        return entry.running()
+
+    async def wake(self, entry: Entry) -> None:
+        """If it is paused, and may be woken."""
         if _sleeps(entry):
             await self._pausing.resume(entry)
-        return entry.running()
 
     def touch(self, entry: Entry) -> None:
         """Somebody uses it. Whether its agent answers is another matter, and the pulse's."""

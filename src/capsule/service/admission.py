@@ -19,7 +19,13 @@ from capsule.service.caller import DEFAULT_TENANT
 from capsule.service.clock import Clock
 from capsule.service.entry import Entry
 from capsule.service.template_names import no_template, resolve
-from capsule.service.values import DEFAULT_TEMPLATE, CreateRequest, Snapshot, VolumeWish
+from capsule.service.values import (
+    DEFAULT_TEMPLATE,
+    PORT_ACCESS,
+    CreateRequest,
+    Snapshot,
+    VolumeWish,
+)
 from capsule.settings import brief
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -93,6 +99,8 @@ class Admission:
             snapshot=request.snapshot or "",
             steps=self._first_step(request, layers, wall),
             volumes=self._volumes(request, tenant),
+            ports=validate.choice("ports", request.ports, PORT_ACCESS),
+            request_host=validate.request_host(request.request_host),
             tenant=tenant,
             notes=dict(request.notes),
         )

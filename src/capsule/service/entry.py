@@ -99,6 +99,8 @@ class Record:
     snapshot: str = ""
     steps: tuple[Step, ...] = ()
     volumes: tuple[VolumeMount, ...] = ()
+    ports: str = "private"
+    request_host: str = ""
     tenant: str = DEFAULT_TENANT  # as all are that were recorded before there were tenants
     notes: Mapping[str, str] = field(default_factory=dict)
 
@@ -134,6 +136,8 @@ class Entry:
     snapshot: str = ""  # where they came from, if it had a name
     steps: tuple[Step, ...] = ()  # restore points; none: it keeps none
     volumes: tuple[VolumeMount, ...] = ()
+    ports: str = "private"  # or "public", or "token"
+    request_host: str = ""
     tenant: str = DEFAULT_TENANT
     notes: Mapping[str, str] = field(default_factory=dict)  # an edge's, of no meaning here
     progress: str = ""
@@ -199,6 +203,8 @@ class Entry:
             snapshot=record.snapshot,
             steps=record.steps,
             volumes=record.volumes,
+            ports=record.ports,
+            request_host=record.request_host,
             tenant=record.tenant,
             notes=record.notes,
             state=record.state,
@@ -241,6 +247,8 @@ class Entry:
             snapshot=self.snapshot,
             steps=self.steps,
             volumes=self.volumes,
+            ports=self.ports,
+            request_host=self.request_host,
             tenant=self.tenant,
             notes=self.notes,
         )
@@ -269,6 +277,8 @@ class Entry:
             snapshot=self.snapshot,
             checkpoint="each" if self.steps else "none",
             volumes=self.volumes,
+            ports=self.ports,
+            request_host=self.request_host,
             tenant=self.tenant,
             notes=self.notes,
         )

@@ -7,7 +7,7 @@ Service ─┬─ store, providers      opened and closed here
          ├─ keys, quotas          own one task each
          ├─ reaper ─ pulse        owns one task
          ├─ snapshots             owns nothing that outlives a call
-         ├─ execs, terminals      own nothing that outlives a call
+         ├─ execs, terminals, ports   own nothing that outlives a call
          ├─ contexts              owns the tasks of their runs
          ├─ templates             builds are their callers'; owns the task that clears up old ones
          └─ locks on data_dir and run_dir, held from open to aclose
@@ -46,6 +46,7 @@ from capsule.service.live import LiveExec
 from capsule.service.lock import DirectoryLock
 from capsule.service.pausing import Pausing
 from capsule.service.pool import Pool, PoolStatus
+from capsule.service.ports import Ports
 from capsule.service.pulse import Pulse
 from capsule.service.quotas import Quotas
 from capsule.service.reaper import Reaper
@@ -108,6 +109,7 @@ class Service:
         self.contexts = Contexts(self._parts, self._access, self._execs.permits)
         self._sandboxes.inherit = self.contexts.inherit
         self._terminals = Terminals(self._access)
+        self.ports = Ports(self._access)
         self.snapshots = Snapshots(self._parts, self._sandboxes)
         admission.snapshot = self.snapshots.find
         self.moves = SnapshotMoves(self._parts, self.snapshots, admission)

@@ -309,6 +309,8 @@ def _same(entry: Entry) -> CreateRequest:
         checkpoint="each" if entry.steps else "none",
         volumes=tuple(VolumeWish(v.name, v.path, v.read_only) for v in entry.volumes),
         notes=entry.notes,
+        ports=entry.ports,
+        request_host=entry.request_host,
     )
 
 

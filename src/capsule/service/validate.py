@@ -19,6 +19,7 @@ MAX_PATH = 4095
 MAX_SIDE = 4096  # of a terminal, in characters
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_HOST = re.compile(r"(\$\{PORT\}|[A-Za-z0-9_.:\[\]-]){1,260}", re.ASCII)
 _EXEC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 SIGNALS = frozenset(
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM CHLD CONT STOP TSTP TTIN"
@@ -60,6 +61,16 @@ def choice(field: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise InvalidError(
             f"{field}: {brief(value)} is not one of {', '.join(allowed)}", field=field
+        )
+    return value
+
+
+def request_host(value: str) -> str:
+    """What a program in the sandbox is told as `Host`; `${PORT}` in it is the port."""
+    if value and not _HOST.fullmatch(value):
+        raise InvalidError(
+            f"request_host: {brief(value)} is no name of a host, with or without a port",
+            field="request_host",
         )
     return value
 

@@ -22,6 +22,9 @@ from capsule.model import (
 from capsule.service.caller import DEFAULT_TENANT
 
 DEFAULT_TEMPLATE = "python"
+# Who may reach what listens in a sandbox: its tenant; whoever knows its id; or who also has a token
+# that an edge has given them.
+PORT_ACCESS = ("private", "public", "token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Sandbox:
     snapshot: str = ""  # what its files began from
     checkpoint: str = "none"  # or "each"
     volumes: tuple[VolumeMount, ...] = ()
+    ports: str = "private"  # one of PORT_ACCESS
+    request_host: str = ""  # what programs there are told as Host; "": what the client wrote
     tenant: str = DEFAULT_TENANT  # whose it is
     notes: Mapping[str, str] = field(default_factory=dict)  # what an edge keeps with it
 
@@ -92,6 +97,8 @@ class CreateRequest:
     checkpoint: str = "none"  # or "each": a restore point after each exec
     volumes: tuple[VolumeWish, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)  # for an edge to find again
+    ports: str = "private"
+    request_host: str = ""
     idempotency_key: str | None = None
 
 

@@ -44,6 +44,7 @@ class CreateOptions(TypedDict, total=False):
     checkpoint: str | None  # "each": a restore point after each exec
     snapshot: str | None  # its files begin from it; so do its template and provider
     auto_resume: bool | None  # whoever uses it while it is paused wakes it
+    ports: str | None  # "public": whoever knows its address may reach what listens in it
     idempotency_key: str | None
 
 

@@ -209,6 +209,7 @@ class SandboxInfo:
     snapshot: str = ""  # what its files began from
     checkpoint: str = "none"  # or "each"
     volumes: tuple[Mapping[str, Any], ...] = ()  # each name, path, read_only
+    ports: str = "private"  # or "public"
     tenant: str = "default"
 
     @classmethod

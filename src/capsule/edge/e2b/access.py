@@ -48,6 +48,14 @@ class Access:
         """What the ports of a sandbox that is not public ask for."""
         return "ta_" + self._of("traffic", id)
 
+    def opens_ports(self, id: str, token: str) -> bool:
+        return same(token, self.traffic_token(id))
+
+    def is_one(self, id: str, value: str) -> bool:
+        return value.startswith(("ea_", "ta_")) and (
+            same(value, self.token(id)) or self.opens_ports(id, value)
+        )
+
     def _of(self, kind: str, id: str) -> str:
         return hmac.digest(self._secret, f"{kind}:{id}".encode(), "sha256").hex()[:40]
 

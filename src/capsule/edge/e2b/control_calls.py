@@ -79,6 +79,8 @@ class Control:
             on_timeout="pause" if p.auto_pause else "delete",
             auto_resume=p.auto_resume is not None and p.auto_resume.enabled,
             volumes=tuple(VolumeWish(each.name, each.path) for each in p.volume_mounts or ()),
+            ports="token" if network.allow_public_traffic is False else "public",
+            request_host=network.mask_request_host or "",
             notes=noted(network) if p.network else {},
             idempotency_key=key,
         )

@@ -1,8 +1,9 @@
 """Which sandbox, and which of its ports, a request is for.
 
-E2B's SDKs say it with two headers; browsers and others with the host's name, `PORT-ID.domain`. A
-signed link to a file has neither, and is known by its signature alone. What is for no sandbox is
-for the site. Decided for each request: one connection carries all kinds.
+Browsers and others say it with the host's name, `PORT-ID.domain`; E2B's SDKs with two headers,
+which count where the name says nothing: a page from a sandbox, whose name says it, reaches no other
+by writing headers. A signed link to a file has neither, and is known by its signature alone. What
+is for no sandbox is for the site. Decided for each request: one connection carries all kinds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import NamedTuple, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from capsule.config import Config
+
+DOOR = "capsule.door"  # in the scope
 ENVD = 49983
 INTERPRETER = 49999
 
@@ -34,19 +38,23 @@ class Room(Protocol):
 
 
 class Doors:
-    def __init__(self, site: ASGIApp, rooms: Mapping[int, Room]) -> None:
+    """`rooms` by port; `ports` is behind all others."""
+
+    def __init__(self, site: ASGIApp, rooms: Mapping[int, Room], ports: Room) -> None:
         self._site = site
         self._rooms = rooms
+        self._ports = ports
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("//"):  # a URL that somebody has ended with a slash
             scope["path"] = "/" + scope["path"].lstrip("/")
-        door = door_of(scope) or signed(scope)
-        room = None if door is None else self._rooms.get(door.port)
-        if door is None or room is None:
+        door: Door | None = scope[DOOR] or signed(scope)
+        if door is None:
             await self._site(scope, receive, send)
-        else:
-            await room.enter(door, scope, receive, send)
+            return
+        room = self._rooms.get(door.port, self._ports)
+        scope["route"] = BEHIND.get(door.port, PORT)
+        await room.enter(door, scope, receive, send)
 
 
 def signed(scope: Scope) -> Door | None:
@@ -57,8 +65,35 @@ def signed(scope: Scope) -> Door | None:
     return None
 
 
-def door_of(scope: Scope) -> Door | None:
-    """None: the request is for the server itself."""
+class Place(NamedTuple):
+    """What is counted instead of a route: paths behind a door are not ours."""
+
+    path: str
+
+
+PORT = Place("port")
+BEHIND = {ENVD: Place("envd"), INTERPRETER: Place("interpreter")}
+
+
+def domains_of(config: Config) -> frozenset[str] | None:
+    """Below which sandboxes have names: the one that is configured, or those that the server has;
+    and localhost. None: below any."""
+    if "*" in config.allowed_hosts:
+        return None
+    named = [config.sandbox_domain] if config.sandbox_domain else config.allowed_hosts
+    return frozenset({"localhost", *(name.partition(":")[0].lower() for name in named)})
+
+
+def door_in(host: str, domains: frozenset[str] | None) -> bool:
+    """Whether this is the name of a sandbox's port."""
+    scope = {"headers": [(b"host", host.encode("latin-1"))]}
+    return door_of(scope, domains) is not None
+
+
+def door_of(scope: Scope, domains: frozenset[str] | None = None) -> Door | None:
+    """None: the request is for the server itself. Below `domains` sandboxes have names; None: below
+    any.
+    """
     id = port = host = b""
     for name, value in scope["headers"]:
         if name == _ID:
@@ -67,8 +102,10 @@ def door_of(scope: Scope) -> Door | None:
             port = value
         elif name == b"host":
             host = value
+    if (found := _HOST.match(host)) is not None:
+        below = host[found.end() :].partition(b":")[0].decode("latin-1").lower()
+        if domains is None or below in domains:
+            return Door(found[2].decode().lower(), int(found[1]), by_name=True)
     if id and port.isdigit():
         return Door(id.decode("latin-1"), int(port[:6]))
-    if (found := _HOST.match(host)) is not None:
-        return Door(found[2].decode().lower(), int(found[1]), by_name=True)
     return None
