@@ -107,6 +107,7 @@ struct box {
     uint32_t open_files;      /* the keeper: what programs may have open, 0: it is among the rlimits; in a program's process: its own */
     bool signal_resize;       /* the kernel, gVisor's, tells nobody that a terminal has another size */
     bool filter_ahead;        /* pid 1's stand-in has it too: to load one takes gVisor as long as to fork */
+    uint32_t fork_answer;     /* what programs get for the calls that the forker keeps; 0: it has no filter, each program loads it all */
     const struct json *landlock;
     double started;
 };

@@ -34,6 +34,7 @@ bool box_parse(struct json *spec, struct fault *f) {
     box.open_files = (uint32_t)json_int(box.spec, "open_files", 0, 0, INT32_MAX);
     box.signal_resize = json_bool(box.spec, "signal_resize", false);
     box.filter_ahead = box.container && json_bool(box.spec, "filter_ahead", false);
+    box.fork_answer = (uint32_t)json_int(box.spec, "fork_answer", 0, 0, UINT32_MAX);
     box.uid = (uid_t)json_int(box.spec, "uid", 1000, 0, UINT32_MAX);
     box.gid = (gid_t)json_int(box.spec, "gid", 1000, 0, UINT32_MAX);
     box.uid_lock = -1;

@@ -929,3 +929,21 @@ def test_node_goes_without_io_uring(tmp_path: Path, default_filter: bytes) -> No
 
 def test_this_machine_is_one_we_know() -> None:
     assert platform.machine() in (*ARCHES, "amd64", "arm64")
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_whoever_forks_may_have_our_own_filter_but_for_two_calls(arch: str) -> None:
+    program = seccomp.compiled("default", arch)
+    assert seccomp.fork_answer(program, arch) == 0x00050000 | 1  # EPERM
+
+
+def test_a_filter_that_stands_in_the_way_comes_last() -> None:
+    strict = seccomp.load_profile("default")
+    for entry in strict["syscalls"]:
+        entry["names"] = [name for name in entry["names"] if name != "setgroups"]
+    assert seccomp.fork_answer(seccomp.compile_profile(strict)) == 0
+
+
+def test_a_filter_that_lets_programs_make_namespaces_is_loaded_whole() -> None:
+    lax = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []}
+    assert seccomp.fork_answer(seccomp.compile_profile(lax)) == 0

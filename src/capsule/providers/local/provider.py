@@ -41,11 +41,12 @@ from capsule.providers.contract import (
     Provider,
     Saved,
 )
-from capsule.providers.local import plan, probe, records, seccomp
+from capsule.providers.local import plan, probe, records
 from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.box import LocalBox, shut_down
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
+from capsule.providers.local.filters import Filters
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
 from capsule.providers.local.layer_diff import compare
 from capsule.providers.local.layers import Layers
@@ -73,7 +74,7 @@ class LocalProvider(Provider):
         self._instance = hashlib.sha256(os.fsencode(self._boxes.absolute())).hexdigest()[:8]
         self._launcher = Launcher(settings.agent, settings.run_dir / "launcher")
         self._views = Views(settings.run_dir / "views")
-        self._filters: dict[tuple[str, Isolation], bytes] = {}
+        self._filters = Filters(settings.profiles_dir)
         self._facts: Facts | None = None
         self._engine: Engine | None = None
 
@@ -99,7 +100,7 @@ class LocalProvider(Provider):
         # What the first create would otherwise wait for.
         await engine.disks.entry("", Limits())
         await engine.roots.get(Template("warm-up"))
-        await self._filter("default", level)
+        await self._filters.get("default", level, own_uid=engine.facts.uid_ranges)
 
     async def aclose(self) -> None:
         self._engine = None
@@ -130,9 +131,11 @@ class LocalProvider(Provider):
         if spec.layers or spec.volumes:
             self._require_layers(engine)
         with host_errors("the sandbox cannot be prepared"):
-            filter_ = await self._filter(spec.template.seccomp, engine.level)
+            own_uid = engine.facts.uid_ranges
+            filter_ = await self._filters.get(spec.template.seccomp, engine.level, own_uid=own_uid)
             parts = await self._parts(engine, sandbox_id, spec)
             request = await self._request(engine, parts)
+            request["fork_answer"] = filter_.fork_answer
         record = self._record(engine, parts, request)
         records.create(parts.dir, record)
         engine.cores.take(sandbox_id, parts.cpus)
@@ -143,7 +146,7 @@ class LocalProvider(Provider):
                     memory = parts.limits.memory
                     await asyncio.to_thread(self._views.make_own, sandbox_id, shown, memory)
             # Milliseconds. To remove half a box while the agent goes on making it is a race.
-            reply = await to_the_end(self._launcher.launch(request, filter_))
+            reply = await to_the_end(self._launcher.launch(request, filter_.program))
         except BaseException as exc:
             engine.cores.release(sandbox_id)
             await finish(
@@ -359,18 +362,6 @@ class LocalProvider(Provider):
             known = await asyncio.to_thread(self._views.make, cpus, memory)
         return known
 
-    async def _filter(self, name: str, level: Isolation) -> bytes:
-        found = self._filters.get((name, level))
-        if found is None:
-            found = await asyncio.to_thread(self._compile, name, level)
-            self._filters[name, level] = found
-        return found
-
-    def _compile(self, name: str, level: Isolation) -> bytes:
-        names = filter_names(name, level, own_uid=self._ready().facts.uid_ranges)
-        first, *others = (seccomp.load_profile(n, self.settings.profiles_dir) for n in names)
-        return seccomp.compile_profile(first, also=others)
-
     def _record(self, engine: Engine, parts: plan.Parts, request: dict[str, Any]) -> dict[str, Any]:
         disk_dir = engine.disks.directory(parts.unique)
         return {
@@ -445,16 +436,6 @@ async def _ping(socket: str) -> dict[str, Any]:
     except UnavailableError:
         await asyncio.sleep(0.05)  # it may have died while we asked: then nobody is there now
     return await ask(socket, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
-
-
-def filter_names(profile: str, level: Isolation, *, own_uid: bool) -> list[str]:
-    """The seccomp profiles that a program must pass, all of them."""
-    if level is Isolation.NAMESPACES:
-        return [profile]
-    names = (
-        ["landlock"] if profile == "default" else [profile, "landlock"]
-    )  # it is the stricter one
-    return names if own_uid else [*names, "shared-uid"]
 
 
 def _backing(settings: LocalSettings, facts: Facts, level: Isolation) -> str:

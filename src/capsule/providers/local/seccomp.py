@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from capsule.errors import InvalidError, NotFoundError, NotSupportedError
-from capsule.providers.local import bpf
+from capsule.providers.local import bpf, syscalls
 from capsule.providers.local.bpf import Assembler, Node, simulate
 from capsule.providers.local.profile import ALLOW, ERRNO, KILL_PROCESS, Calls, Condition, Plan, read
 from capsule.providers.local.profile import lint as _lint
@@ -213,6 +213,57 @@ def _greater(asm: Assembler, code: int, condition: Condition, yes: Node, no: Nod
     if equal == no:
         return no
     return asm.load(high, asm.jump_if(bpf.JGT, condition.value >> 32, yes, equal, holds=high))
+
+
+_NEWUTS = 0x04000000
+_BORN = 0x8000 | 17  # CLONE_PARENT | SIGCHLD
+# From fork to execve, besides what every program does; with arguments where profiles look at them.
+_ON_THE_WAY: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("clone", (_BORN,)),
+    ("capset", ()),
+    ("chdir", ()),
+    ("close_range", ()),
+    ("dup3", ()),
+    ("fcntl", ()),
+    ("getpid", ()),
+    ("ioctl", (0, 0x40045431)),  # TIOCSPTLCK, and what else makes a terminal
+    ("ioctl", (0, 0x80045430)),
+    ("ioctl", (0, 0x5414)),
+    ("ioctl", (0, 0x540E)),
+    ("mmap", ()),
+    ("prctl", (4, 0)),  # PR_SET_DUMPABLE
+    ("prctl", (38, 1)),  # PR_SET_NO_NEW_PRIVS
+    ("prctl", (23, 0)),  # PR_CAPBSET_READ
+    ("prctl", (24, 0)),  # PR_CAPBSET_DROP
+    ("prlimit64", ()),
+    ("recvmsg", ()),
+    ("seccomp", (1, 0)),
+    ("sendmsg", ()),
+    ("setfsuid", ()),
+    ("setgroups", ()),
+    ("setresgid", ()),
+    ("setresuid", ()),
+    ("setsid", ()),
+    ("umask", ()),
+    ("write", ()),
+)
+
+
+def fork_answer(program: bytes, arch: str | None = None) -> int:
+    """What a program gets for the two calls that only whoever starts it needs: a clone with a UTS
+    namespace, and setns. 0: the filter refuses something else on the way to a program's start, so
+    nobody may have it before it is the last thing to do."""
+    arch = native_arch(arch)
+    numbers = syscalls.numbers(arch)
+
+    def asked(name: str, args: tuple[int, ...]) -> int:
+        return simulate(program, numbers[name], AUDIT_ARCH[arch], args).value
+
+    if any(asked(name, args) != ALLOW for name, args in _ON_THE_WAY):
+        return 0
+    answers = {asked("clone", (_BORN | _NEWUTS,)), asked("setns", (0, 0))}
+    only = answers.pop() if len(answers) == 1 else ALLOW
+    return 0 if only == ALLOW else only
 
 
 @functools.cache
