@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule.errors import ConflictError, InternalError, InvalidError, NotFoundError
+from capsule.providers.local.folders import make_folder
 from capsule.providers.local.removal import remove_tree
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
@@ -170,7 +171,7 @@ class ImageStore:
     def _make_folders(self) -> None:
         # Readable by all: a box is mounted with the rights of a user of its own.
         for folder in (self._images, self._layers):
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_folder(folder, 0o755)
         self._work.mkdir(mode=0o700, exist_ok=True)
 
 

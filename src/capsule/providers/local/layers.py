@@ -19,6 +19,7 @@ from capsule.host_errors import host_errors
 from capsule.providers.cleanup import to_the_end
 from capsule.providers.contract import Saved
 from capsule.providers.feed import fed
+from capsule.providers.local.folders import make_folder
 from capsule.providers.local.layer_folder import LayerFolder
 from capsule.providers.local.layer_tar import Packer, unpack
 from capsule.providers.local.removal import remove_tree
@@ -38,7 +39,7 @@ class Layers:
 
     def prepare(self) -> None:
         """Drafts of a server that was killed are removed. Blocks."""
-        self.folder.mkdir(mode=0o711, exist_ok=True)
+        make_folder(self.folder, 0o711)
         for name in os.listdir(self.folder):
             if name.startswith("."):
                 remove_tree(self.folder / name)

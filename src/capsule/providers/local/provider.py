@@ -47,6 +47,7 @@ from capsule.providers.local.box import LocalBox, shut_down
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
 from capsule.providers.local.filters import Filters
+from capsule.providers.local.folders import make_folder
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
 from capsule.providers.local.layer_diff import compare
 from capsule.providers.local.layers import Layers
@@ -302,13 +303,13 @@ class LocalProvider(Provider):
         _check_reach(engine.facts, self.settings.data_dir, self.settings.run_dir)
         private = 0o700
         passing = 0o711 if engine.facts.uid_ranges else private
-        _make_dir(self.settings.data_dir, passing)
-        _make_dir(self.settings.run_dir, passing)
-        _make_dir(self._boxes, private)
-        _make_dir(self._spool, private)
-        _make_dir(self._stage, 0o755)
+        make_folder(self.settings.data_dir, passing)
+        make_folder(self.settings.run_dir, passing)
+        make_folder(self._boxes, private)
+        make_folder(self._spool, private)
+        make_folder(self._stage, 0o755)
         for name in ("root", "disk"):
-            _make_dir(self._stage / name, 0o755)
+            make_folder(self._stage / name, 0o755)
         if not any(records.read_all(self._boxes)):
             self._views.clear()
         self._views.drop_lost(self._boxes)
@@ -458,14 +459,6 @@ def _safe(sandbox_id: str) -> str:
     if not sandbox_id or "/" in sandbox_id or sandbox_id.startswith("."):
         raise UnavailableError(f"not the id of a box: {sandbox_id!r}")
     return sandbox_id
-
-
-def _make_dir(path: Path, mode: int) -> None:
-    """What is there already keeps its mode, but for others' way through where that is needed."""
-    path.mkdir(mode=mode, parents=True, exist_ok=True)
-    now = path.stat()
-    if now.st_uid == os.geteuid() and mode & ~now.st_mode & 0o011:
-        path.chmod(now.st_mode | mode & 0o011)
 
 
 def _check_reach(facts: Facts, *paths: Path) -> None:

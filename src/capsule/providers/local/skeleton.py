@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from capsule.model import User
+from capsule.providers.local.folders import make_folder, new_folder
 
 # Part of every hash: raise it when the meaning of a tree changes but its text does not.
 FORMAT = 1
@@ -158,7 +159,7 @@ def prepare(tree: Tree, parent: Path, name: str, *, like: Made | None = None) ->
     target = parent / f"{name}-{tree.digest()}"
     if target.is_dir():
         return target
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent, 0o755)
     draft = parent / f".{name}-{secrets.token_hex(8)}"
     try:
         write_tree(tree, draft, like)
@@ -176,8 +177,7 @@ def write_tree(tree: Tree, root: Path, like: Made | None = None) -> None:
     _make_dir(root, 0o755)
     for path, node in sorted(tree.nodes.items()):
         at = root / path
-        if not at.parent.is_dir():
-            at.parent.mkdir(parents=True)
+        _make_parents(at, root)
         match node.kind:
             case "dir":
                 _make_dir(at, node.mode)
@@ -187,6 +187,13 @@ def write_tree(tree: Tree, root: Path, like: Made | None = None) -> None:
                 _make_file(at, node)
             case _:
                 os.symlink(os.fsdecode(node.data), at)
+
+
+def _make_parents(at: Path, root: Path) -> None:
+    """Those that the tree does not name itself."""
+    for above in reversed(at.relative_to(root).parents):
+        if not (root / above).is_dir():
+            new_folder(root / above, 0o755)
 
 
 def _make_dir(at: Path, mode: int) -> None:

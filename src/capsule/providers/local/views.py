@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 from capsule.model import MIB, Limits
+from capsule.providers.local.folders import make_folder
 from capsule.providers.local.skeleton import Tree, prepare, write_tree
 
 FILES = ("cpuinfo", "stat", "meminfo")  # bound over the ones in /proc
@@ -55,7 +56,7 @@ class Views:
 
     def make_own(self, box: str, cpus: int, memory: int) -> None:
         """Blocks."""
-        self._parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._parent, 0o755)
         write_tree(view_tree(cpus, _key(cpus, memory)[1] * MIB), self.own(box))
 
     def drop_own(self, box: str) -> None:

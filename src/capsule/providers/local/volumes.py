@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from capsule.errors import InvalidError, NotFoundError
 from capsule.providers.local.disk import format_volume
+from capsule.providers.local.folders import make_folder, new_folder
 from capsule.providers.local.removal import remove_tree
 from capsule.providers.local.settled import sync_entry
 
@@ -40,7 +41,7 @@ class Volumes:
 
     def prepare(self) -> None:
         """What a killed server had begun to make or remove is removed."""
-        self._folder.mkdir(mode=0o711, exist_ok=True)
+        make_folder(self._folder, 0o711)
         for name in os.listdir(self._folder):
             if name.startswith("."):
                 remove_tree(self._folder / name)
@@ -61,11 +62,11 @@ class Volumes:
             os.rename(draft, self._path(id))
             sync_entry(self._path(id))
             return
-        os.mkdir(draft, 0o711)
+        new_folder(draft, 0o711)
         try:
-            os.mkdir(draft / "mount", 0o711)
+            new_folder(draft / "mount", 0o711)
             content = draft / "content"
-            os.mkdir(content, 0o755)
+            new_folder(content, 0o755)
             self._make_folder(content / _TOP)
             format_volume(self._mkfs, draft / f"{id}.img", size, content=content)
             remove_tree(content)
@@ -77,7 +78,7 @@ class Volumes:
             raise
 
     def _make_folder(self, path: Path) -> None:
-        os.mkdir(path, 0o755)
+        new_folder(path, 0o755)
         if self._owner is not None:
             os.chown(path, self._owner, self._owner)
 

@@ -1,0 +1,45 @@
+"""The unit in deploy/ gives the server a narrow umask: sandboxes, which are other users, reach what
+they are mounted from all the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.servers import real_server
+
+
+@contextmanager
+def narrow_umask() -> Iterator[None]:
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.real
+def test_sandboxes_volumes_and_snapshots_under_a_narrow_umask() -> None:
+    with narrow_umask(), real_server() as server, httpx.Client(base_url=server.url) as http:
+
+        def ask(path: str, **body: Any) -> dict[str, Any]:
+            answer = http.post(path, json=body, timeout=60)
+            assert answer.is_success, answer.text
+            found: dict[str, Any] = answer.json()
+            return found
+
+        ask("/v1/volumes", name="plain")
+        ask("/v1/volumes", name="sized", size=64 << 20)
+        mounts = [{"name": name, "path": f"/workspace/{name}"} for name in ("plain", "sized")]
+        first = ask("/v1/sandboxes", template="bash", volumes=mounts)["id"]
+        script = "echo 1 > plain/f && echo 2 > sized/f && echo 3 > f && cat */f f"
+        ran = ask(f"/v1/sandboxes/{first}/execs", cmd=["bash", "-c", script])
+        assert ran["stdout"] == "1\n2\n3\n", ran
+        ask(f"/v1/sandboxes/{first}/snapshots", name="kept")
+        again = ask("/v1/sandboxes", snapshot="kept")["id"]
+        assert ask(f"/v1/sandboxes/{again}/execs", cmd=["cat", "f"])["stdout"] == "3\n"
