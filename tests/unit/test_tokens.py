@@ -27,6 +27,7 @@ from capsule.edge import jwks
 from capsule.edge.tokens import GOOD_FOR, Tokens, looks_like_one, read_public_key
 from capsule.errors import InvalidError, UnauthenticatedError, UnavailableError
 from capsule.service.caller import Caller, KeyScope
+from capsule.service.tasks import Tasks
 
 SECRET = "a-secret-of-thirty-two-characters-or-more"
 RSA = rsa.generate_private_key(65537, 2048)
@@ -44,9 +45,10 @@ def public_pem(key: Any) -> bytes:
     return pem
 
 
-async def tokens(**settings: Any) -> Tokens:
+async def tokens(tasks: Tasks | None = None, **settings: Any) -> Tokens:
     """In a thread: a server reads files before it serves."""
-    return await asyncio.to_thread(lambda: Tokens(Config(**settings)))
+    owned = Tasks() if tasks is None else tasks
+    return await asyncio.to_thread(lambda: Tokens(Config(**settings), owned))
 
 
 def signed(key: Any, algorithm: str, kid: str | None = None, **more: Any) -> str:
@@ -209,11 +211,14 @@ class Issuer:
         self.keys: list[dict[str, Any]] = []
         self.asked = 0
         self.broken = self.rude = False
+        self.answers = threading.Event()
+        self.answers.set()
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 issuer.asked += 1
+                issuer.answers.wait(10)
                 if issuer.rude:
                     self.wfile.write(b"what?\r\n\r\n")
                     return
@@ -298,6 +303,25 @@ async def test_an_issuer_that_is_down(issuer: Issuer, monkeypatch: pytest.Monkey
     for issuer.broken, issuer.rude in ((True, False), (False, True)):
         with pytest.raises(UnavailableError, match="cannot be had"):
             await late.caller(signed(RSA, "RS256", "one"))
+
+
+async def test_nobody_waits_for_an_issuer_whose_key_is_known(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = Tasks()
+    issuer.publish(one=RSA)
+    known = await tokens(tasks, jwt_jwks_url=issuer.url)
+    assert await known.caller(signed(RSA, "RS256", "one"))
+    monkeypatch.setattr(jwks, "AGAIN", 0.0)
+    monkeypatch.setattr(jwks, "FRESH", 0.0)
+    issuer.answers.clear()
+    for name in ("ann", "bob"):
+        async with asyncio.timeout(2):
+            assert await known.caller(signed(RSA, "RS256", "one", sub=name))
+    assert len(tasks) == 1, "it is read again meanwhile"
+    issuer.answers.set()
+    await tasks.settle(10)
+    assert len(tasks) == 0 and issuer.asked == 2
 
 
 async def test_one_broken_key_does_not_cost_the_others(issuer: Issuer) -> None:

@@ -47,7 +47,7 @@ class Identity:
         self._static = Caller(key_id="static")
         self._digests = [_digest(key) for key in config.api_keys]
         self._keys = keys
-        self._tokens = Tokens(config) if config.takes_tokens else None
+        self._tokens = Tokens(config, keys.tasks) if config.takes_tokens else None
         self._closed = bool(config.api_keys) or config.takes_tokens or not is_loopback(config.host)
 
     @property

@@ -2,7 +2,10 @@
 
 Read when the first token comes, again every five minutes, and at once for a key that is not among
 those known: so a rotation needs nobody's help. Tokens with made-up key ids cause no more than one
-reading in ten seconds. While the address does not answer, what was read last stays good for a day.
+reading in ten seconds. While the address does not answer, what was read last stays good for a day,
+and whoever has a key that is known waits for nothing.
+
+Tasks, owned by whoever gives `tasks`: one at most, which reads again what is known.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from http.client import HTTPException
 from typing import Any
 
 from capsule.errors import UnavailableError
+from capsule.service.tasks import Tasks
 
 log = logging.getLogger("capsule.edge")
 
@@ -27,19 +31,25 @@ MOST_BYTES = 1024 * 1024
 
 
 class KeySet:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tasks: Tasks) -> None:
+        """`tasks` are ended by their owner."""
         self._url = url
         self._keys: list[dict[str, Any]] = []
         self._read = -STALE - 1  # when; monotonic
         self._tried = -AGAIN - 1
         self._reading = asyncio.Lock()  # many tokens that come at once are one reading
+        self._tasks = tasks
+        self._aside: asyncio.Task[None] | None = None
 
     async def keys(self, kind: str, algorithm: str, kid: str | None) -> list[Any]:
         """Those of this kind, or the one that the token names. Raises UnavailableError."""
         found = self._found(kind, algorithm, kid)
-        if time.monotonic() - self._read > FRESH or not found:
+        age = time.monotonic() - self._read
+        if not found or age > STALE:
             await self._refresh()
             found = self._found(kind, algorithm, kid)
+        elif age > FRESH and (self._aside is None or self._aside.done()):
+            self._aside = self._tasks.spawn(self._refresh(), "read the issuer's keys")
         if time.monotonic() - self._read > STALE:
             raise UnavailableError(
                 "the keys of the tokens' issuer cannot be had", hint="try again in a few seconds"

@@ -7,6 +7,7 @@ does, and there is no other record of it.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Annotated
@@ -33,6 +34,7 @@ from capsule.settings import brief
 
 LABEL = "playground"  # in the metadata: the session's id
 INSTALL_TIMEOUT = 120.0
+MOST_REMEMBERED = 10_000
 _LIVE = (State.CREATING, State.RUNNING, State.PAUSED)
 _PACKAGE = re.compile(
     r"(@[a-z0-9~][a-z0-9._~-]{0,100}/)?[a-z0-9~][a-z0-9._~-]{0,200}(@[A-Za-z0-9._~^>=<*+-]{1,100})?",
@@ -123,6 +125,8 @@ class PlaygroundVerbs:
         self.gate = gate
         # A session's container is made, filled and removed by one request at a time.
         self._turns = Turns()
+        # Where each was found last, so that not all sandboxes are looked at; a guess, checked.
+        self._last: OrderedDict[str, str] = OrderedDict()
 
     async def create(self, caller: Caller, p: MakePlayground) -> PlaygroundView:
         """The session's container: the one that is there, or a new one."""
@@ -232,8 +236,24 @@ class PlaygroundVerbs:
         return found
 
     def _find(self, caller: Caller, session: str) -> Sandbox | None:
-        theirs = self.service.list(metadata={LABEL: session}, tenant=caller.tenant)
-        return next((box for box in theirs if box.state in _LIVE), None)
+        name = named(caller.tenant, session)
+        found = self._guess(self._last.pop(name, ""), caller, session)
+        if found is None:
+            theirs = self.service.list(metadata={LABEL: session}, tenant=caller.tenant)
+            found = next((box for box in theirs if box.state in _LIVE), None)
+        if found is not None:
+            self._last[name] = found.id
+            if len(self._last) > MOST_REMEMBERED:
+                self._last.popitem(last=False)
+        return found
+
+    def _guess(self, id: str, caller: Caller, session: str) -> Sandbox | None:
+        try:
+            box = self.service.get(id)
+        except (NotFoundError, GoneError):
+            return None
+        same = box.tenant == caller.tenant and box.metadata.get(LABEL) == session
+        return box if same and box.state in _LIVE else None
 
     def _template(self, box: Sandbox) -> Template:
         found = resolve(self.service.catalog, box.template, box.tenant)

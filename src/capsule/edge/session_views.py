@@ -15,7 +15,7 @@ from capsule.edge import views as v
 from capsule.edge.contexts import RunErrorView, ShownView
 from capsule.edge.text import show
 from capsule.model import FileStat
-from capsule.sessions.ledger import Logged
+from capsule.sessions.execution import Logged
 from capsule.sessions.records import Artifact, Executed, Kept, Session, Skipped
 from capsule.sessions.sessions import Counts
 

@@ -24,6 +24,7 @@ from capsule.config import Config
 from capsule.edge.jwks import KeySet
 from capsule.errors import InvalidError, UnauthenticatedError
 from capsule.service.caller import Caller, KeyScope, widened
+from capsule.service.tasks import Tasks
 
 if TYPE_CHECKING:
     from jwt.types import Options
@@ -48,12 +49,12 @@ def looks_like_one(token: str) -> bool:
 
 
 class Tokens:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tasks: Tasks) -> None:
         """Reads the public key, and blocks. Raises InvalidError."""
         importlib.import_module("jwt")  # a twentieth of a second, before anybody waits
         self._config = config
         self._file = read_public_key(config.jwt_public_key) if config.jwt_public_key else None
-        self._set = KeySet(config.jwt_jwks_url) if config.jwt_jwks_url else None
+        self._set = KeySet(config.jwt_jwks_url, tasks) if config.jwt_jwks_url else None
         self._known: OrderedDict[bytes, Known] = OrderedDict()
 
     async def caller(self, token: str) -> Caller:

@@ -39,16 +39,18 @@ class Keys:
         self._changing = asyncio.Lock()
         # What else is read when somebody has written to the file.
         self.also: list[Callable[[], Awaitable[None]]] = []
-        self._tasks = Tasks()
+        self.tasks = Tasks()  # also of who reads the keys of others
 
     async def open(self) -> None:
         await self.look()
-        self._tasks.spawn(self._run(), "keys")
+        self.tasks.spawn(self._run(), "keys")
 
     async def aclose(self) -> None:
-        await self._tasks.aclose()
-        await self._note_use()
-        await asyncio.to_thread(self._watch.close)
+        await self.tasks.aclose()
+        try:
+            await self._note_use()
+        finally:
+            await asyncio.to_thread(self._watch.close)
 
     def now(self) -> float:
         return self._clock.now()
