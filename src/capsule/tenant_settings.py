@@ -95,7 +95,10 @@ class TenantSettings(StorageSettings):
     tenant_storage: int = field(
         default=0,
         metadata=about(
-            "bytes", f"snapshots and volumes of one tenant, all together{_OVERRIDE}", low=0
+            "bytes",
+            "snapshots, volumes, artifacts and kept files of sessions of one tenant, all"
+            f" together{_OVERRIDE}",
+            low=0,
         ),
     )
     rate_limit_key: str | None = field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -100,7 +101,7 @@ def test_storage_is_counted(server: RealServer, admin: CapsuleClient) -> None:
         capsule.snapshot("first")
         assert (client.tenants.get().used["storage"] or 0) >= 2_000_000
         capsule.exec("head -c 2000000 /dev/urandom > b")
-        with pytest.raises(ForbiddenError, match="snapshots and volumes") as over:
+        with pytest.raises(ForbiddenError, match="volumes and files of sessions") as over:
             capsule.snapshot("second")
         assert over.value.details["limit"] == 3 * MIB
         assert [each.name for each in client.snapshots.list()] == ["first"]
@@ -111,6 +112,33 @@ def test_storage_is_counted(server: RealServer, admin: CapsuleClient) -> None:
         capsule.exec("rm b")
         capsule.snapshot("third")
         client.snapshots.delete("third")
+
+
+def test_artifacts_count_as_storage(server: RealServer, admin: CapsuleClient) -> None:
+    admin.tenants.set("artful", storage=3 * MIB)
+    key = {"X-API-Key": admin.keys.create(tenant="artful").key}
+    with (
+        tenant(server, admin, "artful") as client,
+        httpx.Client(base_url=server.url, headers=key, timeout=60) as http,
+    ):
+        made = http.post("/api/sessions", json={"environment": "bash"}).json()
+
+        def run(code: str) -> dict[str, Any]:
+            body = {"session_id": made["session_id"], "code": code}
+            found: dict[str, Any] = http.post("/api/e2b/execute", json=body).json()
+            return found
+
+        kept = run("mkdir artifacts; head -c 2000000 /dev/urandom > artifacts/a")
+        assert [each["name"] for each in kept["artifacts"]] == ["a"], kept
+        assert client.tenants.get().used["storage"] == 2_000_000
+        assert run("cp artifacts/a artifacts/b")["skipped"][0]["name"] == "b"
+        refused = run("head -c 1500000 /dev/urandom > artifacts/c")
+        assert refused["artifacts"] == []
+        assert "tenant artful may store 1145728 more" in str(refused["skipped"])
+        with pytest.raises(ForbiddenError, match="2000000 bytes of"):
+            client.volumes.create("data", size=16 * MIB)
+        http.delete(f"/api/sessions/{made['session_id']}", params={"purge": "true"})
+        assert client.tenants.get().used["storage"] == 0
 
 
 def test_snapshots_at_once_do_not_slip_through(server: RealServer, admin: CapsuleClient) -> None:

@@ -17,7 +17,7 @@ from capsule.errors import NotFoundError, TooLargeError
 from capsule.model import FileStat
 from capsule.service import Files
 from capsule.service.kernel_wire import Shown
-from capsule.sessions.blobs import Blobs
+from capsule.sessions.blobs import Blobs, Recorded
 from capsule.sessions.harvest import Harvest, carried, mime_of
 from capsule.sessions.records import Phase, Session
 from capsule.sessions.retention import Item, giving_way
@@ -61,15 +61,24 @@ async def test_what_is_too_large_or_breaks_off_leaves_nothing(blobs: Blobs, tmp_
     assert files(tmp_path) == []
 
 
+def having(*hashes: str) -> Recorded:
+    """Records that have these."""
+
+    async def recorded(asked: list[str]) -> set[str]:
+        return set(asked) & set(hashes)
+
+    return recorded
+
+
 async def test_what_nobody_has_goes_and_what_was_just_added_stays(
     blobs: Blobs, tmp_path: Path
 ) -> None:
     kept, held, gone = [await blobs.add_bytes(text, 9) for text in (b"a", b"b", b"c")]
     blobs.release([kept.sha256, gone.sha256])
-    assert await blobs.sweep({kept.sha256}) == 1
+    assert await blobs.sweep(having(kept.sha256)) == 1
     assert files(tmp_path) == sorted([kept.sha256, held.sha256])
     blobs.release([held.sha256])
-    assert await blobs.sweep({kept.sha256}) == 1
+    assert await blobs.sweep(having(kept.sha256)) == 1
     with pytest.raises(NotFoundError, match="is gone"):
         await blobs.open_file(held.sha256)
 
@@ -80,7 +89,7 @@ async def test_adding_and_sweeping_at_once_loses_nothing(blobs: Blobs) -> None:
 
     async def sweep() -> None:
         for _ in range(20):
-            await blobs.sweep(set())
+            await blobs.sweep(having())
 
     sweeping = asyncio.create_task(sweep())
     hashes = await asyncio.gather(*(add(n) for n in range(40)))
@@ -135,10 +144,37 @@ class Growing:
         yield pieces(*[path.encode() * 10] * 10)
 
 
+class Budget:
+    """What a tenant may store, and what is expected of it."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most, self.expected = most, 0
+
+    def left(self, tenant: str) -> int | None:
+        return None if self.most is None else self.most - self.expected
+
+    def expect(self, tenant: str, size: int) -> None:
+        self.expected += size
+
+    def settle(self, tenant: str, size: int) -> None:
+        self.expected -= size
+
+
+async def test_files_that_grow_stay_within_their_tenants_quota(blobs: Blobs) -> None:
+    session = Session("u", "s", Phase.OPEN, "bash", "bash", 0.0, 0.0, 0.0)
+    budget = Budget(5_000)
+    harvest = Harvest(blobs, budget, most=100_000, most_together=8_000)
+    found = await harvest.gather(session, cast(Files, Growing()), (), [], 0.0)
+    assert [each.size for each in found.artifacts] == [2_300] * 2
+    assert budget.expected == 4_600, "until they are recorded"
+    harvest.release(session, found.artifacts)
+    assert budget.expected == 0
+
+
 async def test_files_that_grow_have_no_more_room(blobs: Blobs) -> None:
     await asyncio.to_thread(mimetypes.init)  # as sessions do when they open
     session = Session("u", "s", Phase.OPEN, "bash", "bash", 0.0, 0.0, 0.0)
-    harvest = Harvest(blobs, most=100_000, most_together=8_000)
+    harvest = Harvest(blobs, Budget(None), most=100_000, most_together=8_000)
     found = await harvest.gather(session, cast(Files, Growing()), (), [], 0.0)
     assert [each.size for each in found.artifacts] == [2_300] * 3
     assert len(found.skipped) == 6 and "more than 1100 bytes" in found.skipped[0].reason

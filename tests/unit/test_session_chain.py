@@ -131,7 +131,7 @@ async def test_old_entries_go_from_the_beginning_only(ledger: Ledger, tmp_path: 
     assert verify_file(tmp_path / "sessions.db").broken == ()
     await ledger.expire(1000.0)
     assert verify_file(tmp_path / "sessions.db").entries == 0
-    assert await run(ledger, one, "y") == 1
+    assert await run(ledger, one, "y") == 5, "a number is given once"
     verdict = verify_file(tmp_path / "sessions.db")
     assert (verdict.entries, verdict.broken) == (1, ())
 
@@ -184,7 +184,46 @@ async def test_the_oldest_artifacts_go_when_there_are_too_many_bytes(ledger: Led
     await ledger.shrink(2400)
     left = await ledger.artifacts(one)
     assert [each.name for each in left] == [str(n) for n in range(16, 40)]
-    assert await ledger.in_use() == {f"hash-{n}" for n in range(16, 40)}
+    asked = [f"hash-{n}" for n in range(40)]
+    assert await ledger.recorded(asked) == {f"hash-{n}" for n in range(16, 40)}
+    assert ledger.stored == {"default": 2400}
+
+
+async def test_bytes_of_a_tenant_count_once_for_what_is_the_same(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    for id, tenant in (("a", "red"), ("b", "red"), ("c", "blue")):
+        one = session(id, uid=id, tenant=tenant)
+        await ledger.add(one)
+        running = await ledger.begin(one, Task("code", "x"), 5.0)
+        same = replace(artifact(one, "x", 100, 1.0), id=f"of-{id}")
+        await ledger.append(one, running, Outcome("ok"), (same,), cap=CAP)
+    assert ledger.stored == {"red": 100, "blue": 100}
+    found = await ledger.find("red", "a")
+    assert found is not None and await ledger.forget(found) == ["hash-x"]
+    assert ledger.stored == {"red": 100, "blue": 100}
+    again = Ledger(tmp_path / "sessions.db")
+    await again.open()
+    assert again.stored == ledger.stored
+    await again.aclose()
+    await ledger.expire(2.0)
+    assert not +ledger.stored
+
+
+async def test_a_number_is_not_given_again_after_its_entry_was_removed(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    one = session("a")
+    await ledger.add(one)
+    for _ in range(600):
+        await run(ledger, one, "x")
+    await ledger.expire(10.0**12)
+    assert await ledger.log(one, after=0, limit=9, most=10**6) == []
+    assert await ledger.counts([one]) == [(600, 0)]
+    await run(ledger, one, "x")
+    (entry,) = await ledger.log(one, after=0, limit=9, most=10**6)
+    assert entry.number == 601
+    assert verify_file(tmp_path / "sessions.db").broken == ()
 
 
 async def test_a_long_log_comes_in_parts(ledger: Ledger) -> None:

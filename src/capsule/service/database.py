@@ -14,7 +14,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,6 +99,15 @@ class Database:
                     before = written
             finally:
                 db.close()
+
+    async def aside(self, read: Work[T]) -> T:
+        """In a thread and on a connection of its own: for what reads a lot."""
+        return await asyncio.to_thread(self._aside, read)
+
+    def _aside(self, read: Work[T]) -> T:
+        address = f"{self.path.absolute().as_uri()}?mode=ro"
+        with translated(self.path), closing(sqlite3.connect(address, uri=True)) as db:
+            return read(db)
 
     async def run(self, work: Work[T]) -> T:
         give_up = time.monotonic() + PATIENCE

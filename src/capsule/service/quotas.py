@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 import structlog
 
@@ -51,6 +52,14 @@ class Used:
     storage: int
 
 
+class Beside(Protocol):
+    """Keeps bytes for tenants, beside the service."""
+
+    def of(self, tenant: str) -> int: ...
+
+    def owners(self) -> set[str]: ...
+
+
 class Quotas:
     def __init__(
         self,
@@ -69,6 +78,7 @@ class Quotas:
         self._permits = permits
         self.snapshots: Snapshots  # told when there are some, as volumes
         self.volumes: Volumes
+        self.beside: list[Beside] = []  # who else stores something for tenants
         self._period = ""
         self._cpu: Counter[str] = Counter()  # milliseconds, in this period
         self._unwritten: Counter[str] = Counter()
@@ -148,7 +158,7 @@ class Quotas:
         if limit := self.tenants.quota(made.tenant).storage:
             known = [each.layers for each in self.snapshots.charged(made.tenant)]
             before, after = _size(known), _size([*known, made.layers])
-            used = before + self._volumes_size(made.tenant)
+            used = before + self._volumes_size(made.tenant) + self._beside(made.tenant)
             self._check_storage(made.tenant, used, after - before, limit)
 
     def check_volume(self, tenant: str, size: int | None) -> None:
@@ -167,8 +177,8 @@ class Quotas:
     def _check_storage(self, tenant: str, used: int, asked: int, limit: int) -> None:
         if used + asked > limit:
             raise ForbiddenError(
-                f"tenant {tenant} has {used} bytes of snapshots and volumes and asks for {asked}"
-                f" more, its quota is {limit}",
+                f"tenant {tenant} has {used} bytes of snapshots, volumes and files of sessions and"
+                f" asks for {asked} more, its quota is {limit}",
                 hint="delete some first",
                 quota="storage",
                 used=used,
@@ -178,7 +188,15 @@ class Quotas:
 
     def storage(self, tenant: str) -> int:
         layers = _size(each.layers for each in self.snapshots.charged(tenant))
-        return layers + self._volumes_size(tenant)
+        return layers + self._volumes_size(tenant) + self._beside(tenant)
+
+    def storage_left(self, tenant: str) -> int | None:
+        """None: it has no quota."""
+        limit = self.tenants.quota(tenant).storage
+        return max(limit - self.storage(tenant), 0) if limit else None
+
+    def _beside(self, tenant: str) -> int:
+        return sum(each.of(tenant) for each in self.beside)
 
     def _volumes_size(self, tenant: str) -> int:
         return sum(each.size or 0 for each in self.volumes.charged(tenant))
@@ -198,6 +216,7 @@ class Quotas:
         """Every tenant that has something, or a quota of its own."""
         found = {*self.tenants.named(), *(e.tenant for e in self._sandboxes.entries.values())}
         found |= self.snapshots.owners() | self.volumes.owners()
+        found = found.union(*(each.owners() for each in self.beside))
         return sorted(found)
 
     def period_end(self) -> datetime:

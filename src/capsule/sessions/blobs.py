@@ -12,12 +12,15 @@ import hashlib
 import os
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from capsule.errors import NotFoundError, TooLargeError
 from capsule.host_errors import host_errors
+
+# Which of these hashes a record has.
+Recorded = Callable[[list[str]], Awaitable[set[str]]]
 
 
 class Blob(NamedTuple):
@@ -71,21 +74,34 @@ class Blobs:
                 "the content of this artifact is gone", hint="it was too old, or too much"
             ) from None
 
-    async def sweep(self, in_use: set[str]) -> int:
+    async def sweep(self, recorded: Recorded) -> int:
         """Remove what no record has; how many those were."""
+        removed = 0
+        for folder in await asyncio.to_thread(lambda: sorted(self._folder.glob("??"))):
+            async with self._changing:
+                names = await asyncio.to_thread(os.listdir, folder)
+                removed += await self._drop(names, recorded)
+        return removed
+
+    async def discard(self, hashes: Iterable[str], recorded: Recorded) -> None:
+        """Those of them that no record has."""
         async with self._changing:
-            return await asyncio.to_thread(self._sweep, in_use.union(self._held))
+            await self._drop(list(hashes), recorded)
+
+    async def _drop(self, names: list[str], recorded: Recorded) -> int:
+        # Before the records are asked: who lets go of one has a record of it by then.
+        held = set(self._held)
+        used = held | await recorded(names)
+        gone = [name for name in names if name not in used]
+        await asyncio.to_thread(self._unlink, gone)
+        return len(gone)
 
     def _path(self, sha256: str) -> Path:
         return _place(self._folder, sha256)
 
-    def _sweep(self, in_use: set[str]) -> int:
-        removed = 0
-        for path in self._folder.glob("??/*"):
-            if path.name not in in_use:
-                path.unlink(missing_ok=True)
-                removed += 1
-        return removed
+    def _unlink(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._path(name).unlink(missing_ok=True)
 
     def _clear(self) -> None:
         """What a server that was killed has begun."""

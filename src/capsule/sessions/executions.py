@@ -20,8 +20,9 @@ from capsule.errors import CapsuleError, GoneError, UnavailableError
 from capsule.service import Files, Service
 from capsule.service.clock import Clock
 from capsule.service.tasks import Tasks, outcome
+from capsule.sessions.execution import Running
 from capsule.sessions.harvest import Found, Harvest
-from capsule.sessions.ledger import Ledger, Running
+from capsule.sessions.ledger import Ledger
 from capsule.sessions.records import Artifact, Executed, Outcome, Session, Skipped, Task
 
 log = structlog.get_logger(__name__)
@@ -88,7 +89,7 @@ class Executions:
             try:
                 number = await self._note(session, running, did, found.artifacts)
             finally:
-                self._harvest.release(found.artifacts)
+                self._harvest.release(session, found.artifacts)
         self.kept_bytes += sum(each.size for each in found.artifacts)
         return Executed(number, did, found.artifacts, found.skipped)
 

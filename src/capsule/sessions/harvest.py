@@ -8,7 +8,7 @@ import base64
 import binascii
 import mimetypes
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -47,6 +47,16 @@ _TYPES = {
 }
 
 
+class Budget(Protocol):
+    """What each tenant may store."""
+
+    def left(self, tenant: str) -> int | None: ...
+
+    def expect(self, tenant: str, size: int) -> None: ...
+
+    def settle(self, tenant: str, size: int) -> None: ...
+
+
 class Found(NamedTuple):
     artifacts: tuple[Artifact, ...]
     skipped: tuple[Skipped, ...]
@@ -55,16 +65,21 @@ class Found(NamedTuple):
 class _Room:
     """What one execution may still add to its session."""
 
-    def __init__(self, files: int, size: int) -> None:
+    def __init__(self, files: int, size: int, stored: Budget, tenant: str) -> None:
         self._files, self._at_once, self._size = files, MAX_AT_ONCE, size
+        self._stored, self._tenant = stored, tenant
+        self.expected = 0  # bytes of its tenant's quota
 
     @property
     def left(self) -> int:
-        return max(self._size, 0)
+        quota = self._stored.left(self._tenant)
+        return max(min(self._size, self._size if quota is None else quota), 0)
 
     def grow(self, more: int) -> None:
         """What was taken is larger than was said, or smaller."""
         self._size -= more
+        self.expected += more
+        self._stored.expect(self._tenant, more)
 
     def refuses(self, size: int) -> str:
         """Why not; "" takes the room."""
@@ -73,19 +88,21 @@ class _Room:
         if self._at_once <= 0:
             return MORE
         if size > self._size:
-            return f"{size} bytes, and the session's artifacts may have {self.left} more"
-        self._files, self._at_once, self._size = (
-            self._files - 1,
-            self._at_once - 1,
-            self._size - size,
-        )
+            most = max(self._size, 0)
+            return f"{size} bytes, and the session's artifacts may have {most} more"
+        quota = self._stored.left(self._tenant)
+        if quota is not None and size > quota:
+            return f"{size} bytes, and tenant {self._tenant} may store {quota} more: its quota"
+        self._files, self._at_once = self._files - 1, self._at_once - 1
+        self.grow(size)
         return ""
 
 
 class Harvest:
-    def __init__(self, blobs: Blobs, *, most: int, most_together: int) -> None:
+    def __init__(self, blobs: Blobs, stored: Budget, *, most: int, most_together: int) -> None:
         """`most` bytes in one file, `most_together` in all of a session's."""
         self._blobs = blobs
+        self._stored = stored
         self._most = most
         self._most_together = most_together
 
@@ -100,15 +117,23 @@ class Harvest:
         """What is new since `known`; contents are held until they are released. `files` None: its
         sandbox is over."""
         kept: list[Artifact] = []
+        together = self._most_together - _size(known)
+        room = _Room(MAX_ARTIFACTS - len(known), together, self._stored, session.tenant)
         try:
-            skipped = await self._gather(session, files, results, known, now, kept)
+            skipped = await self._gather(session, files, results, known, now, kept, room)
         except BaseException:
-            self.release(kept)
+            self.release(session, kept)
             raise
+        finally:
+            missed = room.expected - sum(each.size for each in kept)
+            self._stored.settle(session.tenant, missed)
         return Found(tuple(kept), skipped)
 
-    def release(self, artifacts: Iterable[Artifact]) -> None:
-        self._blobs.release(artifact.sha256 for artifact in artifacts)
+    def release(self, session: Session, artifacts: Iterable[Artifact]) -> None:
+        """They are recorded, or nobody wants them."""
+        for artifact in artifacts:
+            self._blobs.release([artifact.sha256])
+            self._stored.settle(session.tenant, artifact.size)
 
     async def _gather(
         self,
@@ -118,9 +143,9 @@ class Harvest:
         known: list[Artifact],
         now: float,
         kept: list[Artifact],
+        room: _Room,
     ) -> tuple[Skipped, ...]:
         skipped: list[Skipped] = []
-        room = _Room(MAX_ARTIFACTS - len(known), self._most_together - _size(known))
         for name, mime, data in carried(results, len(known)):
             if reason := room.refuses(len(data)):
                 skipped.append(Skipped(name, len(data), reason))

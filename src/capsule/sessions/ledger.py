@@ -5,16 +5,21 @@ running     executions under way: what a killed server leaves here is told as lo
 log         append-only, a hash chain over all sessions (see `chain`)
 texts       code and output of log entries, within a cap; may be removed
 anchors     where the log begins after entries were removed by age
+numbers     of a session's entries that were removed: the last, as none is given twice
 artifacts   which files were kept, of which session; the content is in `blobs`
 """
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,8 +29,22 @@ from capsule import chain
 from capsule.chain import Entry, Texts, Verdict
 from capsule.errors import ConflictError, InternalError
 from capsule.service.database import Database, translated, whole
+from capsule.sessions.execution import Logged, Place, Running, as_bytes, said_of
 from capsule.sessions.records import Artifact, Outcome, Phase, Session, Task
-from capsule.sessions.retention import Item, giving_way
+from capsule.sessions.retention import giving_way
+from capsule.sessions.tidying import (
+    Step,
+    artifact_items,
+    artifact_sizes,
+    cut_log,
+    has_content,
+    old_artifacts,
+    old_sessions,
+    old_texts,
+    remove_artifacts,
+    some_artifacts,
+    text_sizes,
+)
 
 _SCHEMA = """
 CREATE TABLE sessions (
@@ -54,47 +73,25 @@ CREATE INDEX artifacts_by_content ON artifacts (sha256);
 CREATE INDEX artifacts_by_age ON artifacts (created);
 PRAGMA user_version = 1;
 """
+_LATER = """
+CREATE TABLE IF NOT EXISTS numbers (session TEXT PRIMARY KEY, last INTEGER NOT NULL);
+"""
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
-
-
-class Running(NamedTuple):
-    """An execution under way."""
-
-    id: int
-    session: str  # uid
-    sandbox: str
-    started: float
-    task: Task
-
-
-class Place(NamedTuple):
-    """Of an execution in the log."""
-
-    number: int  # within its session
-    seq: int
-    hash: str
-
-
-class Logged(NamedTuple):
-    """An execution that is over."""
-
-    seq: int
-    number: int
-    hash: str
-    said: dict[str, Any]
-    texts: Texts
 
 
 class Ledger:
     """Every method may raise UnavailableError and NoSpaceError; then nothing was changed."""
 
     def __init__(self, path: Path) -> None:
-        self._db = Database(path, schema=_SCHEMA, version=1)
+        self._db = Database(path, schema=_SCHEMA, version=1, later=_LATER)
+        # Bytes of artifacts, by tenant; what is the same counts once for each of them.
+        self.stored: Counter[str] = Counter()
 
     async def open(self) -> None:
         await self._db.open()
+        self.stored = Counter(await self._db.aside(artifact_sizes))
 
     async def aclose(self) -> None:
         await self._db.aclose()
@@ -221,11 +218,11 @@ class Ledger:
     ) -> Place:
         """Log an execution, with what it left. `cap` bytes of code and of each stream are kept."""
         texts = Texts(
-            _bytes(running.task.command)[:cap], outcome.stdout[:cap], outcome.stderr[:cap]
+            as_bytes(running.task.command)[:cap], outcome.stdout[:cap], outcome.stderr[:cap]
         )
-        said = _said(session, running, outcome, artifacts, texts)
+        said = said_of(session, running, outcome, artifacts, texts)
 
-        def write(db: sqlite3.Connection) -> Place:
+        def write(db: sqlite3.Connection) -> tuple[Place, int]:
             number = _next_number(db, session.uid)
             last = _last(db)
             entry = chain.seal(last.seq + 1, last.hash, {**said, "number": number})
@@ -234,12 +231,13 @@ class Ledger:
                 "INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, entry.hash, entry.body)
             )
             db.execute("INSERT INTO texts VALUES (?, ?, ?, ?)", (entry.seq, *texts))
-            for artifact in artifacts:
-                _keep(db, session.tenant, artifact, number)
+            added = sum(_keep(db, session.tenant, artifact, number) for artifact in artifacts)
             db.execute("DELETE FROM running WHERE id = ?", (running.id,))
-            return Place(number, entry.seq, entry.hash)
+            return Place(number, entry.seq, entry.hash), added
 
-        return await self._db.run(whole(write))
+        place, added = await self._db.run(whole(write))
+        self.stored[session.tenant] += added
+        return place
 
     async def log(
         self, session: Session, *, after: int, limit: int, most: int
@@ -269,10 +267,7 @@ class Ledger:
         """How many executions and artifacts each of them has."""
 
         def read(db: sqlite3.Connection) -> builtins.list[tuple[int, int]]:
-            ask = (
-                "SELECT (SELECT ifnull(max(number), 0) FROM log WHERE session = :uid),"
-                " (SELECT count(*) FROM artifacts WHERE session = :uid)"
-            )
+            ask = f"SELECT {_LAST_NUMBER}, (SELECT count(*) FROM artifacts WHERE session = :uid)"
             return [db.execute(ask, {"uid": each.uid}).fetchone() for each in sessions]
 
         return await self._db.run(read)
@@ -295,53 +290,57 @@ class Ledger:
         )
         return None if row is None else _decode(row[0], Artifact)
 
-    async def in_use(self) -> set[str]:
-        """The hashes of all contents that an artifact has."""
+    async def recorded(self, hashes: Sequence[str]) -> set[str]:
+        """Those of them that are the content of an artifact."""
         rows = await self._db.run(
-            lambda db: db.execute("SELECT DISTINCT sha256 FROM artifacts").fetchall()
+            lambda db: db.execute(
+                "SELECT DISTINCT sha256 FROM artifacts"
+                " WHERE sha256 IN (SELECT value FROM json_each(?))",
+                (json.dumps(hashes),),
+            ).fetchall()
         )
         return {sha256 for (sha256,) in rows}
 
-    async def forget(self, session: Session) -> None:
-        """Its artifacts, and the text of its log. What the log says of them stays."""
+    async def forget(self, session: Session) -> builtins.list[str]:
+        """Its artifacts, and the text of its log. What the log says of them stays. The hashes of
+        the contents that it had."""
 
-        def write(db: sqlite3.Connection) -> None:
-            uid = (session.uid,)
-            db.execute("DELETE FROM artifacts WHERE session = ?", uid)
-            db.execute("DELETE FROM texts WHERE seq IN (SELECT seq FROM log WHERE session=?)", uid)
+        def write(db: sqlite3.Connection) -> tuple[Counter[str], builtins.list[str]]:
+            rows = db.execute("SELECT id, sha256 FROM artifacts WHERE session = ?", (session.uid,))
+            ids, hashes = zip(*rows.fetchall() or [("", "")], strict=True)
+            own = "SELECT seq FROM log WHERE session = ?"
+            db.execute(f"DELETE FROM texts WHERE seq IN ({own})", (session.uid,))
+            return remove_artifacts(db, ids), builtins.list(hashes)
 
-        await self._db.run(whole(write))
+        freed, hashes = await self._db.run(whole(write))
+        self.stored -= freed
+        return hashes
 
     async def expire(self, before: float) -> None:
         """Remove what is older: artifacts, entries of the log, sessions that were deleted."""
-
-        def write(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM artifacts WHERE created < ?", (before,))
-            db.execute("DELETE FROM sessions WHERE phase = 'deleted' AND active < ?", (before,))
-            # Only from the beginning: the chain must not get holes.
-            first = db.execute("SELECT min(seq) FROM log WHERE started >= ?", (before,)).fetchone()
-            upto = first[0] - 1 if first[0] is not None else _last(db).seq
-            cut = db.execute("SELECT seq, hash FROM log WHERE seq = ?", (upto,)).fetchone()
-            if cut is not None:
-                db.execute("DELETE FROM log WHERE seq <= ?", (upto,))
-                db.execute("DELETE FROM texts WHERE seq <= ?", (upto,))
-                db.execute("DELETE FROM anchors")
-                db.execute("INSERT INTO anchors VALUES (?, ?)", cut)
-
-        await self._db.run(whole(write))
+        await self._in_steps(lambda db: old_artifacts(db, before))
+        await self._in_steps(lambda db: cut_log(db, before))
+        await self._in_steps(lambda db: old_sessions(db, before))
 
     async def shrink(self, most: int) -> None:
         """Remove artifacts until the contents of all have at most so many bytes, and text of the
         log: the oldest of the tenant that has most."""
+        going = await self._db.aside(lambda db: giving_way(artifact_items(db), most))
+        await self._in_steps(lambda db: some_artifacts(db, going))
+        sizes = Counter(await self._db.aside(text_sizes))
+        while sizes.total() > most:
+            tenant = sizes.most_common(1)[0][0]
+            freed = await self._db.run(whole(partial(old_texts, tenant=tenant)))
+            sizes[tenant] = sizes[tenant] - freed if freed else 0
+            await asyncio.sleep(0)  # whoever else has something to do
 
-        def write(db: sqlite3.Connection) -> None:
-            for id in _too_many(db, most):
-                db.execute("DELETE FROM artifacts WHERE id = ?", (id,))
-            while sum((sizes := _text_sizes(db)).values()) > most:
-                tenant = max(sizes, key=lambda name: sizes[name])
-                db.execute(_OLDEST_TEXTS, (tenant,))
-
-        await self._db.run(whole(write))
+    async def _in_steps(self, step: Callable[[sqlite3.Connection], Step]) -> None:
+        """A few at a time: there may be many, and a transaction holds up the loop."""
+        more = True
+        while more:
+            more, freed = await self._db.run(whole(step))
+            self.stored -= freed
+            await asyncio.sleep(0)  # whoever else has something to do
 
 
 def verify_file(path: Path, head: str | None = None) -> Verdict:
@@ -376,27 +375,15 @@ def _anchor(db: sqlite3.Connection) -> _Last:
     return _Last(*row) if row else _Last(0, chain.START)
 
 
-def _next_number(db: sqlite3.Connection, uid: str) -> int:
-    row = db.execute("SELECT ifnull(max(number), 0) FROM log WHERE session = ?", (uid,)).fetchone()
-    return int(row[0]) + 1
-
-
-def _too_many(db: sqlite3.Connection, most: int) -> builtins.list[str]:
-    rows = db.execute("SELECT tenant, id, sha256, size FROM artifacts ORDER BY created, rowid")
-    return giving_way((Item(*row) for row in rows), most)
-
-
-_OLDEST_TEXTS = (
-    "DELETE FROM texts WHERE seq IN"
-    " (SELECT seq FROM texts JOIN log USING (seq) WHERE tenant = ? ORDER BY seq LIMIT 256)"
+# Entries of a session may be removed by age, and it lives on.
+_LAST_NUMBER = (
+    "max((SELECT ifnull(max(number), 0) FROM log WHERE session = :uid),"
+    " ifnull((SELECT last FROM numbers WHERE session = :uid), 0))"
 )
 
 
-def _text_sizes(db: sqlite3.Connection) -> dict[str, int]:
-    """Bytes of text in the log, by tenant."""
-    size = "sum(ifnull(length(command), 0) + ifnull(length(stdout), 0) + ifnull(length(stderr), 0))"
-    query = f"SELECT tenant, {size} FROM texts JOIN log USING (seq) GROUP BY tenant"
-    return dict(db.execute(query).fetchall())
+def _next_number(db: sqlite3.Connection, uid: str) -> int:
+    return int(db.execute(f"SELECT {_LAST_NUMBER}", {"uid": uid}).fetchone()[0]) + 1
 
 
 def _save(db: sqlite3.Connection, how: str, session: Session) -> None:
@@ -412,54 +399,16 @@ def _session(body: bytes, active: float) -> Session:
     return replace(_decode(body, Session), active=active)
 
 
-def _keep(db: sqlite3.Connection, tenant: str, artifact: Artifact, number: int) -> None:
+def _keep(db: sqlite3.Connection, tenant: str, artifact: Artifact, number: int) -> int:
+    """How many bytes more its tenant has."""
     artifact = replace(artifact, execution=number)
+    added = 0 if has_content(db, tenant, artifact.sha256) else artifact.size
     row = (artifact.id, tenant, artifact.session, artifact.sha256, artifact.size)
     db.execute(
         "INSERT INTO artifacts VALUES (?, ?, ?, ?, ?, ?, ?)",
         (*row, artifact.created, _encode(artifact)),
     )
-
-
-def _said(
-    session: Session,
-    running: Running,
-    outcome: Outcome,
-    artifacts: tuple[Artifact, ...],
-    texts: Texts,
-) -> dict[str, Any]:
-    """All that the log says of an execution, but its place."""
-    task = running.task
-    return {
-        "tenant": session.tenant,
-        "session": session.uid,
-        "session_id": session.id,
-        "sandbox_id": running.sandbox,
-        "kind": task.kind,
-        "actor": task.actor,
-        "tool": task.tool,
-        "language": task.language,
-        "started_at": chain.stamp(running.started),
-        "duration_ms": round(outcome.duration_ms, 3),
-        "status": outcome.status,
-        "exit_code": outcome.exit_code,
-        "reason": outcome.reason,
-        "error": f"{outcome.error.name}: {outcome.error.value}"[:500] if outcome.error else "",
-        "command_bytes": len(_bytes(task.command)),
-        "stdout_bytes": len(outcome.stdout),
-        "stderr_bytes": len(outcome.stderr),
-        "stdout_truncated": outcome.stdout_truncated,
-        "stderr_truncated": outcome.stderr_truncated,
-        "results": len(outcome.results),
-        "artifacts": [
-            {"name": each.name, "sha256": each.sha256, "size": each.size} for each in artifacts
-        ],
-        **{f"{name}_sha256": chain.digest(text or b"") for name, text in texts._asdict().items()},
-    }
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
+    return added
 
 
 def _decode(body: bytes, type: type[T]) -> T:

@@ -13,7 +13,7 @@ import asyncio
 import builtins
 import json
 import mimetypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
@@ -35,15 +35,17 @@ from capsule.service.clock import Clock, SystemClock
 from capsule.service.lock import DirectoryLock
 from capsule.service.tasks import Tasks, outcome
 from capsule.sessions.blobs import Blobs
+from capsule.sessions.execution import Logged
 from capsule.sessions.executions import Executions
 from capsule.sessions.harvest import Harvest
-from capsule.sessions.ledger import Ledger, Logged
+from capsule.sessions.ledger import Ledger
 from capsule.sessions.life import Life
 from capsule.sessions.plan import Wish, make_plan
 from capsule.sessions.records import Artifact, Executed, Phase, Session, Task, new_uid
 from capsule.sessions.registry import Registry
 from capsule.sessions.retention import Item, giving_way
 from capsule.sessions.running import run_code
+from capsule.sessions.stored import Stored
 from capsule.sessions.tools import check_arguments, run_tool
 from capsule.sessions.workspace import Workspaces
 from capsule.settings import brief
@@ -76,9 +78,13 @@ class Sessions:
         self._ledger = Ledger(self._folder / "sessions.db")
         self._blobs = Blobs(self._folder / "artifacts")
         self._kept = Workspaces(service, self._folder / "workspaces", most=config.max_snapshot)
+        self._stored = Stored(self._ledger, self._kept, service)
         self._life = Life(config, service, self._ledger, self._kept, self._clock)
         harvest = Harvest(
-            self._blobs, most=config.max_artifact, most_together=config.storage_bytes // SHARE
+            self._blobs,
+            self._stored,
+            most=config.max_artifact,
+            most_together=config.storage_bytes // SHARE,
         )
         self._executions = Executions(config, service, self._ledger, harvest, self._clock)
         self._retry: dict[str, float] = {}  # when a session that could not be closed is tried again
@@ -99,6 +105,7 @@ class Sessions:
         await asyncio.to_thread(mimetypes.init)
         await self._blobs.open()
         await self._kept.open()
+        self._stored.open()
         await self._executions.open()
         for session in await self._ledger.list(phase=Phase.OPENING):
             await self._life.recover(session)
@@ -110,7 +117,7 @@ class Sessions:
         await self._tasks.aclose()
         await self._executions.aclose()
         if self._config.drain == "delete" and self._lock is not None:
-            await self._close_all("the server stopped")
+            await self._close_some(await self._ledger.list(phase=Phase.OPEN), "the server stopped")
         await self._ledger.aclose()
         if self._lock is not None:
             self._lock.close()
@@ -211,8 +218,8 @@ class Sessions:
             if session.phase is not Phase.DELETED:
                 session = await self._life.delete(session)
             if purge:
-                await self._ledger.forget(session)
-                await self._blobs.sweep(await self._ledger.in_use())
+                hashes = await self._ledger.forget(session)
+                await self._blobs.discard(hashes, self._ledger.recorded)
         return session
 
     async def execute(
@@ -335,25 +342,35 @@ class Sessions:
 
     async def _close_unused(self) -> None:
         now, turn = self._clock.now(), self._clock.monotonic()
-        for session in await self._ledger.unused(now):
-            waits = self._retry.get(session.uid, 0.0) > turn
-            if not waits and not self._executions.busy(session):
-                await self._try_close(session, "it was not used")
+        due = [
+            session
+            for session in await self._ledger.unused(now)
+            if self._retry.get(session.uid, 0.0) <= turn
+        ]
+        await self._close_some(due, "it was not used", if_unused=True)
 
-    async def _close_all(self, reason: str) -> None:
+    async def _close_some(
+        self, sessions: Sequence[Session], reason: str, *, if_unused: bool = False
+    ) -> None:
         some = asyncio.Semaphore(CLOSES_AT_ONCE)
 
         async def close(session: Session) -> None:
             async with some:
-                await self._try_close(session, reason)
+                await self._try_close(session, reason, if_unused)
 
-        await asyncio.gather(*map(close, await self._ledger.list(phase=Phase.OPEN)))
+        async with asyncio.TaskGroup() as group:
+            for session in sessions:
+                group.create_task(close(session))
 
-    async def _try_close(self, session: Session, reason: str) -> None:
+    def _unused(self, session: Session) -> bool:
+        left = session.active + session.idle_timeout - self._clock.now()
+        return left < 0 and not self._executions.busy(session)
+
+    async def _try_close(self, session: Session, reason: str, if_unused: bool) -> None:
         try:
             async with self._life.turn(session):
                 session = await self._life.settle(await self._find(session.tenant, session.id))
-                if session.phase is Phase.OPEN:
+                if session.phase is Phase.OPEN and (self._unused(session) or not if_unused):
                     await self._life.close(session, reason)
             self._retry.pop(session.uid, None)
         except CapsuleError as error:
@@ -371,7 +388,7 @@ class Sessions:
                         await self._life.delete(session)
             await self._ledger.expire(before)
         await self._ledger.shrink(self._config.storage_bytes)
-        await self._blobs.sweep(await self._ledger.in_use())
+        await self._blobs.sweep(self._ledger.recorded)
         await self._shrink_files()
 
     async def _shrink_files(self) -> None:

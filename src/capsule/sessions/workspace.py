@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 
 PIECE = 256 * 1024
 LOST = ("processes", "variables")  # of interpreters; no provider keeps them
+_SNAPSHOT = re.compile(r"session-([a-z2-7]+)-[a-z2-7]{8}")
 ARCHIVE_LOST = (*LOST, "files outside /workspace", "sockets, pipes and devices")
 
 
@@ -41,6 +42,7 @@ class Workspaces:
         self._service = service
         self._folder = folder
         self._most = most
+        self.archives: dict[str, tuple[str, int]] = {}  # whose, and how large; by name
 
     async def open(self) -> None:
         await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
@@ -59,7 +61,9 @@ class Workspaces:
             return Kept("snapshot", name, now, made.size, LOST)
         except NotSupportedError:
             size = await self._pack(session.sandbox_id, self._folder / f"{name}.tar")
-            return Kept("archive", f"{name}.tar", now, size, ARCHIVE_LOST)
+            kept = Kept("archive", f"{name}.tar", now, size, ARCHIVE_LOST)
+            self._count(session, kept)
+            return kept
 
     def snapshot(self, kept: Kept | None) -> str | None:
         """What a new sandbox for these files has to start from."""
@@ -91,6 +95,7 @@ class Workspaces:
                 await self._service.snapshots.delete(kept.name, session.tenant)
             else:
                 await asyncio.to_thread((self._folder / kept.name).unlink, missing_ok=True)
+                self.archives.pop(kept.name, None)
         except NotFoundError:
             pass  # somebody else has removed the snapshot
         except (CapsuleError, OSError) as error:
@@ -101,12 +106,20 @@ class Workspaces:
         nothing is being made."""
         kept = {each.kept.name for each in sessions if each.kept}
         await asyncio.to_thread(self._sweep, kept)
-        for session in sessions:
-            ours = re.compile(f"session-{session.uid}-[a-z2-7]{{8}}")
-            for snapshot in self._service.snapshots.list(session.tenant):
-                if ours.fullmatch(snapshot.name) and snapshot.name not in kept:
+        known = {(each.tenant, each.uid): each for each in sessions}
+        for tenant in {each.tenant for each in sessions}:
+            for snapshot in self._service.snapshots.list(tenant):
+                ours = _SNAPSHOT.fullmatch(snapshot.name)
+                session = known.get((tenant, ours[1])) if ours else None
+                if session is not None and snapshot.name not in kept:
                     stale = Kept("snapshot", snapshot.name, 0.0, 0, ())
                     await self.drop(session, stale)
+        for session in sessions:
+            self._count(session, session.kept)
+
+    def _count(self, session: Session, kept: Kept | None) -> None:
+        if kept is not None and kept.how == "archive":
+            self.archives[kept.name] = (session.tenant, kept.size)
 
     def _sweep(self, names: set[str]) -> None:
         for path in self._folder.iterdir():
