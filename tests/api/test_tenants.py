@@ -122,6 +122,7 @@ def named(path: str, names: dict[str, str]) -> str:
         "path:path": "workspace/bluefile",
         "key_id": "nosuchkey",
         "artifact_id": "nosuchartifact",
+        "template_id": names["snapshot"],
         "kind": "environments",
         "tenant": "blue" if names["id"] != NOBODYS else "nobodys",
         "name": names.get(_kind(path), "nosuch"),

@@ -108,3 +108,14 @@ def test_who_asks_too_often_is_told_so(agent_binary: object) -> None:
         with pytest.raises(RateLimitException, match="too many requests from this address"):
             for _ in range(5):
                 client.Sandbox.list().next_items()
+
+
+def test_what_is_for_a_sandbox_counts_as_well(agent_binary: object) -> None:
+    with real_server(RATE_LIMIT_ADDRESS="5/minute") as server:
+        door = {"E2b-Sandbox-Id": "nobody", "E2b-Sandbox-Port": "49983"}
+        answers = [httpx.get(f"{server.url}/health", headers=door) for _ in range(6)]
+        assert [each.status_code for each in answers] == [502] * 5 + [429]
+        assert answers[0].headers["ratelimit-remaining"] == "4"
+        assert set(answers[-1].json()) == {"code", "message"}
+        assert int(answers[-1].headers["retry-after"]) > 0
+        assert httpx.get(f"{server.url}/health").status_code == 200

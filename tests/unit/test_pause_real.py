@@ -76,6 +76,32 @@ async def _beyond(service: Service, id: str, than: int) -> bool:
         return False
 
 
+async def test_a_pause_of_files_alone_ends_programs(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await counting(service)
+        await service.exec(id, sh("echo 42 > kept"))
+        before = boxes(folder)
+        paused = await service.pause(id, memory=False)
+        assert paused.state is State.PAUSED and paused.pause_kept == "files"
+        assert len(boxes(folder)) == 1 and boxes(folder) != before
+        await service.resume(id)
+        assert await service.execs(id) == []
+        assert (await service.exec(id, sh("cat kept"))).stdout == b"42\n"
+        await service.pause(id, memory=False)  # again, over what the first has left
+        await service.resume(id, memory=False)
+        assert (await service.exec(id, sh("cat kept"))).stdout == b"42\n"
+
+
+async def test_a_resume_without_memory_is_a_reboot(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await counting(service)
+        await service.exec(id, sh("echo 42 > kept"))
+        await service.pause(id)
+        await service.resume(id, memory=False)
+        assert await service.execs(id) == []
+        assert (await service.exec(id, sh("cat kept"))).stdout == b"42\n"
+
+
 async def test_a_fork_bomb_is_paused_too(folder: Path) -> None:
     async with serving(folder) as service:
         id = (await service.create(CreateRequest("bash"))).id

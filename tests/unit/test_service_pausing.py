@@ -98,6 +98,29 @@ async def test_by_default_a_pause_does_not_stop_the_ttl(tmp_path: Path) -> None:
         await eventually(lambda: desk.world.agents == {}, what="it to be deleted")
 
 
+async def test_a_pause_that_holds_stops_the_ttl(tmp_path: Path) -> None:
+    world, clock = World(), TurnedClock()
+    options: dict[str, Any] = {"world": world, "clock": clock, "paused_ttl": 1000.0}
+    async with pausing(tmp_path, drain="keep", **options) as (desk, _):
+        made = await desk.service.create(CreateRequest(ttl=10.0))
+        paused = await desk.service.pause(made.id, hold=True)
+        assert paused.pause_kept == "memory"
+    clock.pass_time(500)
+    async with pausing(tmp_path, **options) as (desk, _):
+        after = await desk.service.resume(made.id)
+        assert after.state is State.RUNNING and after.pause_kept == ""
+        assert after.expires_at.timestamp() - clock.now() == pytest.approx(10.0)
+
+
+async def test_a_pause_of_files_alone_needs_a_provider_that_keeps_them(tmp_path: Path) -> None:
+    async with pausing(tmp_path) as (desk, provider):
+        made = await desk.service.create(CreateRequest())
+        with pytest.raises(NotSupportedError, match="cannot keep the files"):
+            await desk.service.pause(made.id, memory=False)
+        assert desk.service.get(made.id).state is State.RUNNING
+        assert provider.paused == set()
+
+
 async def test_the_pulse_does_not_ask_a_paused_box(tmp_path: Path) -> None:
     async with pausing(tmp_path) as (desk, _):
         made = await desk.service.create(CreateRequest(ttl=1000.0))

@@ -116,6 +116,22 @@ async def test_keep_alive_extends_by_its_own_ttl_and_never_shortens(tmp_path: Pa
         assert kept.expires_at.timestamp() == pytest.approx(b.clock.now() + 100)
 
 
+async def test_extend_never_shortens(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest(ttl=100))
+        assert (await b.service.extend(made.id, 5)).expires_at == made.expires_at
+        longer = await b.service.extend(made.id, 500)
+        assert longer.expires_at.timestamp() == pytest.approx(b.clock.now() + 500)
+
+
+async def test_notes_survive_a_restart(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest(notes={"a": "1", "b": "1"}))
+        await b.service.annotate(made.id, {"b": "2"})
+    async with bench(tmp_path, world=b.world) as b:
+        assert b.service.get(made.id).notes == {"a": "1", "b": "2"}
+
+
 async def test_a_renewal_survives_a_restart(tmp_path: Path) -> None:
     clock = TurnedClock()
     async with bench(tmp_path, clock=clock) as b:

@@ -319,6 +319,17 @@ async def test_a_name_is_taken_once(folder: Path) -> None:
         assert len(layers(folder)) == 1
 
 
+async def test_a_name_may_be_given_again(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await make(service, "echo one > f")
+        await service.snapshots.make(id, "same", {}, again=True)
+        await sh(service, id, "echo two > f")
+        made = await service.snapshots.make(id, "same", {}, again=True)
+        assert made.sandbox == id and service.snapshots.list() == [made]
+        assert len(layers(folder)) == 1
+        assert await sh(service, await restore(service, "same"), "cat f") == "two\n"
+
+
 async def test_a_fork_has_the_files_and_is_its_own(folder: Path) -> None:
     async with serving(folder) as service:
         options = {"env": {"A": "1"}, "metadata": {"k": "v"}, "limits": {"processes": 20}}

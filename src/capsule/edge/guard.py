@@ -35,6 +35,7 @@ from capsule.service.room import Room
 
 # What a browser or a load balancer must reach without a key: nothing here tells of any sandbox.
 PUBLIC = frozenset({"/", "/health", "/docs", "/openapi.json", "/favicon.ico"})
+TOLD = "capsule.told"  # in a scope: whoever says in the answer what is left
 BODIES = 32 * MIB  # of memory for large request bodies, all together; further ones wait
 _MAX_HOST = 260  # the longest name, and a port
 
@@ -124,6 +125,36 @@ class HostRule:
         return address.is_loopback or self._any_address
 
 
+class AddressGuard:
+    """Where a request comes from goes into the scope, and counts: also what is for a sandbox, and
+    needs no key. It is counted before the key is looked at: who guesses keys is held up too.
+    """
+
+    def __init__(self, app: ASGIApp, config: Config, rates: Rates) -> None:
+        self._app = app
+        self._addresses = Addresses(config.trusted_proxies)
+        self._rates = rates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ADDRESS] = self._addresses.of(scope)
+        if self._addresses.over_tls(scope):
+            scope["scheme"] = "wss" if scope["type"] == "websocket" else "https"
+        if self._rates and not _is_health(scope):
+            send = scope[TOLD] = told = Told(send)
+            try:
+                told.note(self._rates.take_address(scope[ADDRESS]))
+            except TooOftenError as error:
+                told.note(error.window)
+                await send_error(scope, receive, send, error)
+                return
+        await self._app(scope, receive, send)
+
+
+def _is_health(scope: Scope) -> bool:
+    """Our own: those of sandboxes are behind doors."""
+    return scope["path"] == "/health" and scope.get(DOOR) is None
+
+
 class KeyGuard:
     """Who asks goes into the scope, for whoever answers: see `identity.caller_of`."""
 
@@ -131,24 +162,17 @@ class KeyGuard:
         self,
         app: ASGIApp,
         identity: Identity,
-        config: Config,
+        rates: Rates,
         *,
         public: frozenset[str] = PUBLIC,
     ) -> None:
         self._app = app
         self._identity = identity
         self._public = public
-        self._addresses = Addresses(config.trusted_proxies)
-        self._rates = Rates(config)
+        self._rates = rates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[ADDRESS] = self._addresses.of(scope)
-        if self._addresses.over_tls(scope):
-            scope["scheme"] = "wss" if scope["type"] == "websocket" else "https"
-        if self._rates and scope["path"] != "/health":
-            send = told = Told(send)
-        else:
-            told = None
+        told: Told | None = scope.get(TOLD)
         try:
             await self._admit(scope, told)
         except CapsuleError as error:
@@ -159,9 +183,6 @@ class KeyGuard:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope, told: Told | None) -> None:
-        """The address is counted first: who guesses keys is held up too."""
-        if told is not None:
-            told.note(self._rates.take_address(scope[ADDRESS]))
         if scope["path"] in self._public:
             scope[CALLER] = NOBODY
             return

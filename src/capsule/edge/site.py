@@ -30,12 +30,13 @@ from capsule.edge.e2b.rpc import Call
 from capsule.edge.errors import Answer, send_error, understand
 from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
-from capsule.edge.guard import PUBLIC, KeyGuard, SiteGuard
+from capsule.edge.guard import PUBLIC, AddressGuard, KeyGuard, SiteGuard
 from capsule.edge.identity import Identity
 from capsule.edge.methods import build_methods
 from capsule.edge.nowhere import METHODS, answer_the_lost
 from capsule.edge.pieces import in_pieces
 from capsule.edge.ports.room import Ports
+from capsule.edge.rates import Rates
 from capsule.edge.rest import exec_routes, sandbox_routes, server_routes
 from capsule.edge.rest_agents import agent_routes
 from capsule.edge.rest_contexts import context_routes
@@ -96,10 +97,11 @@ def build_site(
 
     public = PUBLIC | {metrics.PATH} if config.metrics == "anyone" else PUBLIC
     protect(web, service.own, public)
-    identity = Identity(config, service.keys)
-    site: ASGIApp = KeyGuard(answering(route), identity, config, public=public)
+    identity, rates = Identity(config, service.keys), Rates(config)
+    site: ASGIApp = KeyGuard(answering(route), identity, rates, public=public)
     rooms = {ENVD: Envd(service, access, envd_calls(service, config))}
     site = Doors(site, rooms, Ports(service, identity, config, gate, access))
+    site = AddressGuard(site, config, rates)
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))

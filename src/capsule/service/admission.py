@@ -95,6 +95,7 @@ class Admission:
             key=validate.key(request.idempotency_key),
             on_timeout=self._on_timeout(request),
             auto_resume=request.auto_resume,
+            keep_memory=request.keep_memory,
             layers=layers,
             snapshot=request.snapshot or "",
             steps=self._first_step(request, layers, wall),

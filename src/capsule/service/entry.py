@@ -93,6 +93,9 @@ class Record:
     box_id: SandboxId | None = None  # None: the sandbox's own
     on_timeout: str = "delete"
     auto_resume: bool = False
+    keep_memory: bool = True
+    pause_kept: str = ""
+    held: bool = False
     started: Started = Started.COLD
     runtime: str = ""
     layers: tuple[Layer, ...] = ()
@@ -132,6 +135,9 @@ class Entry:
     runtime: str = ""  # as it was asked for
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False  # whoever uses it while it is paused wakes it
+    keep_memory: bool = True  # when it is paused for its timeout
+    pause_kept: str = ""  # while it is paused: "memory", or "files"
+    held: bool = False  # its time does not go on while it is paused
     layers: tuple[Layer, ...] = ()  # what its files began from, topmost first
     snapshot: str = ""  # where they came from, if it had a name
     steps: tuple[Step, ...] = ()  # restore points; none: it keeps none
@@ -199,6 +205,9 @@ class Entry:
             key=record.key,
             on_timeout=record.on_timeout,
             auto_resume=record.auto_resume,
+            keep_memory=record.keep_memory,
+            pause_kept=record.pause_kept,
+            held=record.held,
             layers=record.layers,
             snapshot=record.snapshot,
             steps=record.steps,
@@ -243,6 +252,9 @@ class Entry:
             reason=self.reason,
             on_timeout=self.on_timeout,
             auto_resume=self.auto_resume,
+            keep_memory=self.keep_memory,
+            pause_kept=self.pause_kept,
+            held=self.held,
             layers=self.layers,
             snapshot=self.snapshot,
             steps=self.steps,
@@ -274,6 +286,8 @@ class Entry:
             about=self.about,
             on_timeout=self.on_timeout,
             auto_resume=self.auto_resume,
+            keep_memory=self.keep_memory,
+            pause_kept=self.pause_kept,
             snapshot=self.snapshot,
             checkpoint="each" if self.steps else "none",
             volumes=self.volumes,

@@ -6,6 +6,8 @@ that is killed in between finds `paused`, and pauses the box once more.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from capsule.errors import NotSupportedError, UnavailableError
 from capsule.model import State
 from capsule.providers.cleanup import finish
@@ -19,13 +21,19 @@ class Pausing:
         self._parts = parts
         self._clock = parts.clock
         self._sandboxes = sandboxes
+        self.restart: Callable[[Entry], Awaitable[None]]  # told by whoever can keep files alone
 
-    async def pause(self, entry: Entry) -> None:
-        """Returns when nothing in it moves. Paused already: fine.
+    async def pause(self, entry: Entry, *, memory: bool = True, hold: bool = False) -> None:
+        """Returns when nothing in it moves. Paused already: fine. Without `memory` its programs
+        are ended first; with `hold` its time stands still as well.
 
         Raises NotSupportedError, WrongStateError, GoneError, ConflictError (not all of its
         processes can be stopped just now), UnavailableError.
         """
+        if not memory and not _paused(entry):
+            entry.running()
+            _pausable(entry)
+            await self.restart(entry)
         async with entry.shifting:
             if _paused(entry):
                 return
@@ -33,7 +41,8 @@ class Pausing:
             box = _pausable(entry)
             before = (entry.deadline, entry.expires)
             self._sandboxes.move(entry, State.PAUSED)
-            if entry.on_timeout == "pause":
+            entry.pause_kept, entry.held = "memory" if memory else "files", hold
+            if hold or entry.on_timeout == "pause":
                 self._set_end(entry, self._parts.config.paused_ttl)
             try:
                 await self._sandboxes.keep(entry)
@@ -50,6 +59,7 @@ class Pausing:
         finally:
             if entry.state is State.PAUSED:
                 self._sandboxes.move(entry, State.RUNNING)
+                entry.pause_kept, entry.held = "", False
                 await self._sandboxes.note(entry)
 
     async def resume(self, entry: Entry) -> None:
@@ -71,8 +81,9 @@ class Pausing:
                 raise entry.refusal()
             self._sandboxes.move(entry, State.RUNNING)
             entry.active = entry.checked = self._clock.monotonic()
-            if entry.on_timeout == "pause":
+            if entry.held or entry.on_timeout == "pause":
                 self._set_end(entry, entry.ttl)
+            entry.pause_kept, entry.held = "", False
             await self._sandboxes.note(entry)
 
     async def _look(self, entry: Entry) -> None:

@@ -100,7 +100,7 @@ class Reaper:
         if entry.on_timeout != "pause" or entry.state is not State.RUNNING:
             return False
         try:
-            await self._pausing.pause(entry)
+            await self._pausing.pause(entry, memory=entry.keep_memory)
         except NotSupportedError as error:
             log.warning("sandbox not paused", sandbox=entry.id, reason=error.message)
             return False

@@ -6,6 +6,7 @@ Service ─┬─ store, providers      opened and closed here
          ├─ resets                owns a task per reset
          ├─ keys, quotas          own one task each
          ├─ reaper ─ pulse        owns one task
+         ├─ history               owns one task
          ├─ snapshots             owns nothing that outlives a call
          ├─ execs, terminals, ports   own nothing that outlives a call
          ├─ contexts              owns the tasks of their runs
@@ -41,6 +42,7 @@ from capsule.service.contexts import Contexts
 from capsule.service.execs import Execs
 from capsule.service.files import Files
 from capsule.service.happenings import Happenings
+from capsule.service.history import History
 from capsule.service.keys import Keys
 from capsule.service.live import LiveExec
 from capsule.service.lock import DirectoryLock
@@ -51,6 +53,7 @@ from capsule.service.pulse import Pulse
 from capsule.service.quotas import Quotas
 from capsule.service.reaper import Reaper
 from capsule.service.reset import Resets
+from capsule.service.restarts import Restarts
 from capsule.service.room import Room
 from capsule.service.sandboxes import Parts, Sandboxes
 from capsule.service.snapshot_moves import SnapshotMoves
@@ -110,10 +113,13 @@ class Service:
         self._sandboxes.inherit = self.contexts.inherit
         self._terminals = Terminals(self._access)
         self.ports = Ports(self._access)
+        self.history = History(self._sandboxes, self._clock)
         self.snapshots = Snapshots(self._parts, self._sandboxes)
         admission.snapshot = self.snapshots.find
         self.moves = SnapshotMoves(self._parts, self.snapshots, admission)
         self.steps = Steps(self._parts, self._sandboxes, self.snapshots, self._resets)
+        self._restarts = Restarts(self.snapshots, self._resets)
+        self._pausing.restart = self._restarts.restart
         self._execs.mark = self.contexts.mark = self.steps.mark
         self.volumes = Volumes(self._parts, self._sandboxes, admission)
         admission.mounts = self.volumes.mounts
@@ -160,6 +166,8 @@ class Service:
             await self.volumes.open()
             self.reaper.start()
             stack.push_async_callback(self.reaper.aclose)
+            self.history.start()
+            stack.push_async_callback(self.history.aclose)
             self.templates.start()
             stack.push_async_callback(self.templates.aclose)
             self._opened = stack.pop_all()
@@ -317,22 +325,30 @@ class Service:
         """It ends no earlier than its own ttl from now."""
         return await self._sandboxes.keep_alive(id)
 
-    async def fork(self, id: str, count: int, *, at: int | None = None) -> builtins.list[Sandbox]:
+    async def fork(
+        self, id: str, count: int, *, at: int | None = None, ttl: float | None = None
+    ) -> builtins.list[Sandbox]:
         """So many sandboxes with its files of this moment, or of a step; all of them or none."""
         if at is None:
-            return await self.snapshots.fork(id, count)
+            return await self.snapshots.fork(id, count, ttl)
         entry = self._sandboxes.find(id)
         return await self.snapshots.start_all(entry, self.steps.find(entry, at).layers, count)
 
-    async def pause(self, id: str) -> Sandbox:
-        """Its programs stand still and keep all they have, until `resume`."""
+    async def pause(self, id: str, *, memory: bool = True, hold: bool = False) -> Sandbox:
+        """Its programs stand still and keep all they have, until `resume`; without `memory` they
+        end, and its files are kept. With `hold` it is kept for config.paused_ttl, and its ttl
+        begins again with the resume."""
         entry = self._sandboxes.find(id)
-        await self._pausing.pause(entry)
+        await self._pausing.pause(entry, memory=memory, hold=hold)
         return entry.view()
 
-    async def resume(self, id: str) -> Sandbox:
+    async def resume(self, id: str, *, memory: bool = True) -> Sandbox:
+        """Without `memory` as after a reboot: its files are there, its programs have ended."""
         entry = self._sandboxes.find(id)
+        asleep = entry.state is State.PAUSED and entry.pause_kept != "files"
         await self._pausing.resume(entry)
+        if asleep and not memory:
+            await self._restarts.restart(entry)
         return entry.view()
 
     async def metrics(self, id: str) -> Usage:

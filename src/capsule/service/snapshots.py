@@ -13,7 +13,7 @@ import builtins
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import structlog
 
@@ -92,17 +92,25 @@ class Snapshots:
         return sorted(own, key=lambda each: each.created)
 
     async def make(
-        self, id: str, name: str, metadata: Mapping[str, str], *, over_quota: bool = False
+        self,
+        id: str,
+        name: str,
+        metadata: Mapping[str, str],
+        *,
+        over_quota: bool = False,
+        again: bool = False,
     ) -> Snapshot:
         """Keep a sandbox's files as they are at one moment, for which it stands still. It belongs
-        to whom the sandbox belongs. `over_quota`: rather than that they are lost.
+        to whom the sandbox belongs. `over_quota`: rather than that they are lost; `again`: instead
+        of those that have the name.
 
         Raises ConflictError (the name is taken), NotSupportedError, TooLargeError, NoSpaceError,
         and what keeps the sandbox from being used.
         """
         entry = self._sandboxes.find(id)
         validate.metadata(metadata)
-        with self.claim(entry.tenant, validate.name("name", name)):
+        before = self._known.get(named(entry.tenant, name))
+        with self.claim(entry.tenant, validate.name("name", name), again=again):
             async with self.saved(entry) as (layers, _):
                 made = Snapshot(
                     name=name,
@@ -112,8 +120,11 @@ class Snapshots:
                     created=self._parts.clock.now(),
                     metadata=dict(metadata),
                     tenant=entry.tenant,
+                    sandbox=entry.id,
                 )
                 await self.keep(made, over_quota=over_quota)
+        if before is not None:
+            await self.sweep()
         return made
 
     def owners(self) -> set[str]:
@@ -145,9 +156,9 @@ class Snapshots:
         await self._parts.store.save_kept(KIND, _key(made), made.created, made)
 
     @contextmanager
-    def claim(self, tenant: str, name: str) -> Iterator[None]:
+    def claim(self, tenant: str, name: str, *, again: bool = False) -> Iterator[None]:
         key = named(tenant, name)
-        if key in self._known or key in self._names:
+        if (key in self._known and not again) or key in self._names:
             raise ConflictError(
                 f"snapshot {name} exists already", hint="take another name, or delete it first"
             )
@@ -171,18 +182,18 @@ class Snapshots:
         self._known.pop(key, None)
         await self.sweep()
 
-    async def fork(self, id: str, count: int) -> builtins.list[Sandbox]:
+    async def fork(self, id: str, count: int, ttl: float | None = None) -> builtins.list[Sandbox]:
         """So many sandboxes with the same files, limits, environment and labels; all or none."""
         entry = self._sandboxes.find(id)
         validate.count("count", count, 1, MAX_FORKS)
         async with self.saved(entry) as (layers, _):
-            return await self.start_all(entry, layers, count)
+            return await self.start_all(entry, layers, count, ttl)
 
     async def start_all(
-        self, entry: Entry, layers: tuple[Layer, ...], count: int
+        self, entry: Entry, layers: tuple[Layer, ...], count: int, ttl: float | None = None
     ) -> builtins.list[Sandbox]:
         validate.count("count", count, 1, MAX_FORKS)
-        request = _same(entry)
+        request = _same(entry) if ttl is None else replace(_same(entry), ttl=ttl)
         with self.held(layers):
             tasks = [
                 asyncio.create_task(
@@ -306,6 +317,7 @@ def _same(entry: Entry) -> CreateRequest:
         runtime=entry.runtime or None,
         on_timeout=entry.on_timeout,
         auto_resume=entry.auto_resume,
+        keep_memory=entry.keep_memory,
         checkpoint="each" if entry.steps else "none",
         volumes=tuple(VolumeWish(v.name, v.path, v.read_only) for v in entry.volumes),
         notes=entry.notes,

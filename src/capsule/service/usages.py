@@ -36,7 +36,7 @@ async def usages(entries: Iterable[Entry], most: int) -> list[SandboxUsage]:
             if entry.link is None:  # it has ended while the others were asked
                 continue
             try:
-                used = await _usage(entry, entry.link)
+                used = await usage_of(entry, entry.link)
             except (CapsuleError, OSError):
                 continue
             found.append(SandboxUsage(entry.id, entry.template.name, used))
@@ -48,7 +48,7 @@ async def usages(entries: Iterable[Entry], most: int) -> list[SandboxUsage]:
     return found
 
 
-async def _usage(entry: Entry, link: AgentLink) -> Usage:
+async def usage_of(entry: Entry, link: AgentLink) -> Usage:
     inside = await link.usage()
     return await entry.box.measure(inside) if isinstance(entry.box, Measured) else inside
 

@@ -50,6 +50,8 @@ class Sandbox:
     about: Mapping[str, str] = field(default_factory=dict)  # its box: runtime, image, transport …
     on_timeout: str = "delete"  # or "pause": what happens at the end of its ttl, or when it is idle
     auto_resume: bool = False
+    keep_memory: bool = True  # when it is paused for its timeout
+    pause_kept: str = ""  # of one that is paused: "memory", or "files" alone
     snapshot: str = ""  # what its files began from
     checkpoint: str = "none"  # or "each"
     volumes: tuple[VolumeMount, ...] = ()
@@ -93,6 +95,7 @@ class CreateRequest:
     runtime: str | None = None  # of the provider's engine; None: the template's, or the default
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False
+    keep_memory: bool = True  # False: a pause for its timeout ends its programs
     snapshot: str | None = None  # its template and provider go with it
     checkpoint: str = "none"  # or "each": a restore point after each exec
     volumes: tuple[VolumeWish, ...] = ()
@@ -111,6 +114,7 @@ class Snapshot:
     created: float  # wall clock
     metadata: Mapping[str, str] = field(default_factory=dict)
     tenant: str = DEFAULT_TENANT
+    sandbox: str = ""  # whose files they were; "": not known
 
     @property
     def size(self) -> int:

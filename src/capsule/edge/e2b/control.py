@@ -7,6 +7,16 @@ GET    /sandboxes/{id}
 DELETE /sandboxes/{id}
 POST   /sandboxes/{id}/timeout        {"timeout": seconds}: it ends that long from now
 POST   /sandboxes/{id}/refreshes      {"duration": seconds}: it ends no sooner
+POST   /sandboxes/{id}/pause          {"memory": false}: its programs end, its files are kept
+POST   /sandboxes/{id}/resume         as older SDKs do
+POST   /sandboxes/{id}/fork           {"count": 1 to 20}
+PUT    /sandboxes/{id}/network        what it may reach, which here is nothing
+GET    /sandboxes/{id}/metrics        ?start=&end=: unix seconds, of the last hour
+GET    /sandboxes/metrics             ?sandbox_ids=A,B: the last of each
+GET    /sandboxes/{id}/logs           (GET /v2/sandboxes/{id}/logs) none are kept
+POST   /sandboxes/{id}/snapshots      {"name"}: its id is a template's
+GET    /snapshots
+DELETE /templates/{template_id}       a snapshot, or a template
 """
 
 from __future__ import annotations
@@ -22,6 +32,7 @@ from capsule.edge.body import read_json
 from capsule.edge.e2b import control_calls as c
 from capsule.edge.e2b import control_shapes as s
 from capsule.edge.e2b import control_views as v
+from capsule.edge.e2b import pages
 from capsule.edge.identity import caller_of
 from capsule.edge.routing import Described, Route, describe, reply
 
@@ -29,18 +40,28 @@ IdempotencyKey = Annotated[
     str | None, Header(alias="Idempotency-Key", max_length=255, pattern="^[a-z0-9-]+$")
 ]
 Order = Literal["asc", "desc"]
+Limit = Annotated[int, Query(ge=1, le=pages.MOST)]
+Token = Annotated[str, Query(alias="nextToken", max_length=200)]
+Moment = Annotated[int | None, Query(ge=0, lt=2**53)]
 
 
 def control_routes(control: c.Control, types: Described) -> APIRouter:
     router = APIRouter(route_class=Route, tags=["e2b"])
 
     def described(
-        body: Any = None, returns: Any = None, status: int = 200, *, many: bool = False
+        body: Any = None,
+        returns: Any = None,
+        status: int = 200,
+        *,
+        many: bool = False,
+        also: int | None = None,
     ) -> dict[str, Any]:
         found = describe(types, body=body, returns=returns, status=status, error=v.E2bError)
         if many:
             content = found["responses"][status]["content"]["application/json"]
             content["schema"] = {"type": "array", "items": content["schema"]}
+        if also is not None:
+            found["responses"][also] = found["responses"][status]
         return found
 
     @router.post("/v2/sandboxes", **described(s.E2bCreate, v.E2bSandbox, 201))
@@ -66,8 +87,8 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
         order: Order = "desc",
         started: Annotated[datetime | None, Query(alias="startedAfter")] = None,
         template: str = "",
-        limit: Annotated[int, Query(ge=1, le=c.MOST_PER_PAGE)] = c.PAGE,
-        token: Annotated[str, Query(alias="nextToken", max_length=200)] = "",
+        limit: Limit = pages.PAGE,
+        token: Token = "",
     ) -> Response:
         """List sandboxes that run or are paused; the header `x-next-token` says that there are
         more.
@@ -86,15 +107,15 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
     @router.get("/sandboxes", **described(returns=v.E2bListed, many=True))
     async def list_running(request: Request, metadata: str = "") -> Response:
         """List the sandboxes that run."""
-        query = c.Query(metadata=metadata, states=frozenset({"running"}), limit=c.MOST_PER_PAGE)
-        return reply(control.list(caller_of(request.scope), query).sandboxes)
+        query = c.Query(metadata=metadata, states=frozenset({"running"}), limit=pages.MOST)
+        return reply(control.list(caller_of(request.scope), query).items)
 
-    @router.post("/v2/sandboxes/{id}/connect", **described(s.E2bConnect, v.E2bSandbox))
+    @router.post("/v2/sandboxes/{id}/connect", **described(s.E2bConnect, v.E2bSandbox, also=201))
     async def connect(id: str, request: Request) -> Response:
         """Use a sandbox, which is woken if it is paused: then the status is 201."""
         return await _connect(id, request)
 
-    @router.post("/sandboxes/{id}/connect", **described(s.E2bConnect, v.E2bSandbox))
+    @router.post("/sandboxes/{id}/connect", **described(s.E2bConnect, v.E2bSandbox, also=201))
     async def connect_older(id: str, request: Request) -> Response:
         """Use a sandbox, as older SDKs do."""
         return await _connect(id, request)
@@ -103,6 +124,14 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
         body = await read_json(request, s.E2bConnect)
         found, woken = await control.connect(id, body, _host(request))
         return reply(found, 201 if woken else 200)
+
+    @router.get("/sandboxes/metrics", **described(returns=v.E2bManyMetrics))
+    async def last_metrics(
+        request: Request, ids: Annotated[str, Query(alias="sandbox_ids", max_length=4096)] = ""
+    ) -> Response:
+        """What sandboxes use now; of those that there are."""
+        wanted = [id for id in ids.split(",") if id][: pages.PAGE]
+        return reply(await control.last_metrics(caller_of(request.scope), wanted))
 
     @router.get("/sandboxes/{id}", **described(returns=v.E2bDetail))
     async def get(id: str, request: Request) -> Response:
@@ -125,6 +154,78 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
     async def refresh(id: str, request: Request) -> Response:
         """Let it end no sooner than so many seconds from now."""
         await control.refresh(id, (await read_json(request, s.E2bRefresh)).duration)
+        return _done()
+
+    @router.post("/sandboxes/{id}/pause", **described(s.E2bPause, status=204))
+    async def pause(id: str, request: Request) -> Response:
+        """Let everything in it stand still; with `"memory": false` its programs end, and its files
+        are kept. 409: it is paused already.
+        """
+        await control.pause(id, memory=(await read_json(request, s.E2bPause)).memory)
+        return _done()
+
+    @router.post("/sandboxes/{id}/resume", **described(s.E2bResume, v.E2bSandbox, 201))
+    async def resume(id: str, request: Request) -> Response:
+        """Let it go on, as older SDKs do."""
+        body = await read_json(request, s.E2bResume)
+        return reply(await control.resume(id, body, _host(request)), 201)
+
+    @router.post("/sandboxes/{id}/fork", **described(s.E2bFork, v.E2bForked, status=201, many=True))
+    async def fork(id: str, request: Request) -> Response:
+        """Make further sandboxes with its files."""
+        body = await read_json(request, s.E2bFork)
+        return reply(await control.fork(id, body, _host(request)), 201)
+
+    @router.put("/sandboxes/{id}/network", **described(s.E2bNetworkUpdate, status=204))
+    async def set_network(id: str, request: Request) -> Response:
+        """Say what it may reach. Sandboxes have no network: what only denies is kept and shown,
+        what asks for more is refused.
+        """
+        await control.set_network(id, await read_json(request, s.E2bNetworkUpdate))
+        return _done()
+
+    @router.get("/sandboxes/{id}/metrics", **described(returns=v.E2bMetric, many=True))
+    async def metrics(id: str, start: Moment = None, end: Moment = None) -> Response:
+        """What it has used in the last hour, and uses now."""
+        return reply(await control.metrics(id, start, end))
+
+    @router.get("/sandboxes/{id}/logs", **described(returns=v.E2bLogs))
+    async def logs(id: str) -> Response:
+        """Nothing: what programs print is for who started them."""
+        control.living(id)
+        return reply(v.E2bLogs(logs=[], log_entries=[]))
+
+    @router.get("/v2/sandboxes/{id}/logs", **described(returns=v.E2bLogs))
+    async def logs_v2(id: str) -> Response:
+        """Nothing: what programs print is for who started them."""
+        control.living(id)
+        return reply(v.E2bLogs(logs=[]))
+
+    @router.post(
+        "/sandboxes/{id}/snapshots", **described(s.E2bSnapshot, v.E2bSnapshotInfo, status=201)
+    )
+    async def snapshot(id: str, request: Request) -> Response:
+        """Keep its files under a name, from which others start."""
+        return reply(await control.snapshot(id, await read_json(request, s.E2bSnapshot)), 201)
+
+    @router.get("/snapshots", **described(returns=v.E2bSnapshotInfo, many=True))
+    async def snapshots(
+        request: Request,
+        sandbox: Annotated[str, Query(alias="sandboxID", max_length=64)] = "",
+        name: Annotated[str, Query(max_length=128)] = "",
+        limit: Limit = pages.PAGE,
+        token: Token = "",
+    ) -> Response:
+        """List snapshots, newest first."""
+        found = control.snapshots(
+            caller_of(request.scope), sandbox=sandbox, name=name, limit=limit, token=token
+        )
+        return _paged(*found)
+
+    @router.delete("/templates/{template_id}", **described(status=204))
+    async def delete_template(template_id: str, request: Request) -> Response:
+        """Delete a snapshot, or a template."""
+        await control.delete_template(caller_of(request.scope), template_id)
         return _done()
 
     return router

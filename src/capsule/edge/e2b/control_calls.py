@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
+from msgspec.structs import replace
 
 from capsule.config import Config
 from capsule.edge.drain import Gate
 from capsule.edge.e2b import control_shapes as s
 from capsule.edge.e2b import control_views as v
+from capsule.edge.e2b import pages
 from capsule.edge.e2b.access import Access
+from capsule.edge.e2b.kept import chosen, is_kept, kept_as, wanted
 from capsule.edge.errors import invalid_field
-from capsule.errors import ConflictError, GoneError, InvalidError, NotFoundError
+from capsule.errors import (
+    ConflictError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    WrongStateError,
+)
 from capsule.model import State
 from capsule.service import CreateRequest, Sandbox, Service, VolumeWish
+from capsule.service.admission import new_id
 from capsule.service.caller import Caller
 from capsule.service.template_names import resolve
+from capsule.service.tenant_templates import TenantTemplates
 from capsule.service.values import DEFAULT_TEMPLATE
 
-PAGE = 100
-MOST_PER_PAGE = 1000
 # Names that E2B's SDKs ask for by themselves; without such a template, the default is taken.
 USUAL = frozenset({"base", "code-interpreter-v1", "mcp-gateway"})
 _NO_NETWORK = "sandboxes of this server have no network"
 _SHOWN = {State.RUNNING: "running", State.PAUSED: "paused"}
-
-
-class Page(NamedTuple):
-    sandboxes: list[v.E2bListed]
-    next_token: str | None
 
 
 class Query(NamedTuple):
@@ -45,7 +47,7 @@ class Query(NamedTuple):
     started_after: datetime | None = None
     template: str = ""
     newest_first: bool = True
-    limit: int = PAGE
+    limit: int = pages.PAGE
     next_token: str = ""
 
 
@@ -78,13 +80,16 @@ class Control:
             metadata=p.metadata or {},
             on_timeout="pause" if p.auto_pause else "delete",
             auto_resume=p.auto_resume is not None and p.auto_resume.enabled,
+            keep_memory=p.auto_pause_memory,
             volumes=tuple(VolumeWish(each.name, each.path) for each in p.volume_mounts or ()),
             ports="token" if network.allow_public_traffic is False else "public",
             request_host=network.mask_request_host or "",
             notes=noted(network) if p.network else {},
             idempotency_key=key,
         )
-        return v.made(await self._made(request, caller), self.access, self.domain(host))
+        made = await self._made(request, caller)
+        self._service.history.follow(made.id)
+        return v.made(made, self.access, self.domain(host))
 
     async def _made(self, request: CreateRequest, caller: Caller) -> Sandbox:
         try:
@@ -94,11 +99,13 @@ class Control:
 
     def _origin(self, name: str, caller: Caller) -> dict[str, Any]:
         """A template, or a snapshot, whose id is a template's there."""
-        bare = name.removesuffix(":default")
+        bare = name.rpartition("/")[2].removesuffix(":default")
         if resolve(self._service.catalog, bare, caller.tenant) is not None:
             return {"template": bare}
         if bare in USUAL:
             return {"template": DEFAULT_TEMPLATE}
+        if (kept := kept_as(bare)) and is_kept(self._service, kept, caller):
+            return {"snapshot": kept}
         return {"template": bare}
 
     def _check_timeout(self, timeout: int | None) -> None:
@@ -113,7 +120,7 @@ class Control:
         timeout = s.DEFAULT_TIMEOUT if p.timeout is None else p.timeout
         woken = self.living(id).state is State.PAUSED
         if woken:
-            await self._service.resume(id)
+            await self._service.resume(id, memory=p.memory)
             found = await self._service.set_timeout(id, timeout)
         else:
             found = await self._service.extend(id, timeout)
@@ -141,15 +148,105 @@ class Control:
         self.living(id)
         await self._service.extend(id, min(duration, self._config.max_ttl))
 
-    def list(self, caller: Caller, query: Query) -> Page:
-        found = sorted(self._matching(caller, query), key=_place, reverse=query.newest_first)
-        if query.next_token:  # behind the last of the page before
-            last = _read(query.next_token)
-            newest = query.newest_first
-            found = [x for x in found if (_place(x) < last if newest else _place(x) > last)]
-        page, rest = found[: query.limit], found[query.limit :]
-        token = _token(page[-1]) if rest else None
-        return Page([v.listed(each) for each in page], token)
+    async def pause(self, id: str, *, memory: bool) -> None:
+        """Its time stands still. Raises WrongStateError."""
+        if self.living(id).state is State.PAUSED:
+            raise WrongStateError(f"sandbox {id} is paused already", hint="connect to it")
+        await self._service.pause(id, memory=memory, hold=True)
+
+    async def resume(self, id: str, p: s.E2bResume, host: str) -> v.E2bSandbox:
+        """Raises WrongStateError."""
+        if self.living(id).state is not State.PAUSED:
+            raise WrongStateError(f"sandbox {id} is running already", hint="connect to it")
+        timeout = s.FORK_TIMEOUT if p.timeout is None else p.timeout
+        found, _ = await self.connect(id, replace(p, timeout=timeout), host)
+        return found
+
+    async def fork(self, id: str, p: s.E2bFork, host: str) -> Sequence[v.E2bForked]:
+        self._gate.admit()
+        self.living(id)
+        self._check_timeout(p.timeout)
+        made = await self._service.fork(id, p.count, ttl=max(p.timeout, 1))
+        for each in made:
+            self._service.history.follow(each.id)
+        domain = self.domain(host)
+        return [v.E2bForked(sandbox=v.made(each, self.access, domain)) for each in made]
+
+    async def snapshot(self, id: str, p: s.E2bSnapshot) -> v.E2bSnapshotInfo:
+        """Of its files; one of the same name is replaced."""
+        self._gate.admit()
+        tenant = self.living(id).tenant
+        name = chosen(self._service, p.name, tenant) if p.name else new_id()
+        return v.kept(await self._service.snapshots.make(id, name, {}, again=True))
+
+    def snapshots(
+        self, caller: Caller, *, sandbox: str, name: str, limit: int, token: str
+    ) -> pages.Page[v.E2bSnapshotInfo]:
+        matching = [
+            each
+            for each in self._service.snapshots.list(caller.tenant)
+            if (not sandbox or each.sandbox == sandbox) and (not name or wanted(each, name))
+        ]
+        found = pages.page(matching, lambda x: (x.created, x.name), limit=limit, token=token)
+        return pages.Page([v.kept(each) for each in found.items], found.next_token)
+
+    async def delete_template(self, caller: Caller, id: str) -> None:
+        """Or the snapshot that has this id."""
+        kept = kept_as(id)
+        if kept is not None and is_kept(self._service, kept, caller):
+            await self._service.snapshots.delete(kept, caller.tenant)
+        else:
+            name = id.rpartition("/")[2].removesuffix(":default")
+            await TenantTemplates(self._service.templates).delete(caller, name)
+
+    async def set_network(self, id: str, p: s.E2bNetworkUpdate) -> None:
+        """Instead of what it was to reach; who may reach it stays as it is."""
+        before = v.network_of(self.living(id))
+        if p.allow_internet_access:
+            raise _no_network("allow_internet_access")
+        network = s.E2bNetwork(
+            allow_public_traffic=before.allow_public_traffic,
+            mask_request_host=before.mask_request_host,
+            allow_out=p.allow_out,
+            deny_out=p.deny_out,
+            dns_servers=p.dns_servers,
+            egress_proxy=p.egress_proxy,
+            rules=p.rules,
+        )
+        check_network(network)
+        await self._service.annotate(id, noted(network))
+
+    async def metrics(self, id: str, start: int | None, end: int | None) -> list[v.E2bMetric]:
+        """Of the last hour, oldest first."""
+        sandbox = self.living(id)
+        return [
+            v.metric(sandbox, each)
+            for each in await self._service.history.of(id)
+            if (start is None or each.at >= start) and (end is None or each.at < end + 1)
+        ]
+
+    async def last_metrics(self, caller: Caller, ids: Sequence[str]) -> v.E2bManyMetrics:
+        """Of those that there are."""
+        found: dict[str, v.E2bMetric] = {}
+        for id in ids:
+            try:
+                self._service.own(caller, id)
+                samples = await self.metrics(id, None, None)
+            except (NotFoundError, GoneError):
+                continue
+            if samples:
+                found[id] = samples[-1]
+        return v.E2bManyMetrics(sandboxes=found)
+
+    def list(self, caller: Caller, query: Query) -> pages.Page[v.E2bListed]:
+        found = pages.page(
+            self._matching(caller, query),
+            _place,
+            limit=query.limit,
+            token=query.next_token,
+            newest_first=query.newest_first,
+        )
+        return pages.Page([v.listed(each) for each in found.items], found.next_token)
 
     def _matching(self, caller: Caller, query: Query) -> Iterator[Sandbox]:
         wanted = pairs(query.metadata)
@@ -198,21 +295,8 @@ def states(text: Sequence[str]) -> frozenset[str]:
     return frozenset(given) or known
 
 
-def _place(sandbox: Sandbox) -> tuple[float, str]:
+def _place(sandbox: Sandbox) -> pages.Place:
     return sandbox.created_at.timestamp(), sandbox.id
-
-
-def _token(last: Sandbox) -> str:
-    at, id = _place(last)
-    return base64.urlsafe_b64encode(f"{at!r}/{id}".encode()).decode()
-
-
-def _read(token: str) -> tuple[float, str]:
-    try:
-        at, _, id = base64.urlsafe_b64decode(token.encode()).decode().partition("/")
-        return float(at), id
-    except (ValueError, binascii.Error):
-        raise invalid_field("nextToken", "not one of this server's") from None
 
 
 def aware(at: datetime) -> datetime:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 DEFAULT_TIMEOUT = 300
+FORK_TIMEOUT = 15  # as E2B's own; also of the older way to resume
 _MOST = 2**31
 
 Seconds = Annotated[int, Meta(ge=0, le=_MOST)]
@@ -77,6 +78,21 @@ class E2bConnect(Body, kw_only=True, frozen=True):
 
 class E2bResume(E2bConnect, kw_only=True, frozen=True):
     auto_pause: bool | None = None
+
+
+class E2bPause(Body, kw_only=True, frozen=True):
+    memory: bool = True
+    require_healthy_guest: bool = False  # an agent that does not answer cannot be paused anyway
+
+
+class E2bFork(Body, kw_only=True, frozen=True):
+    timeout: Seconds = FORK_TIMEOUT
+    count: Annotated[int, Meta(ge=1, le=20)] = 1
+
+
+class E2bSnapshot(Body, kw_only=True, frozen=True):
+    name: Name | None = None
+    memory: bool = True  # it is of files in either case
 
 
 class E2bTimeout(Body, kw_only=True, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -13,8 +13,10 @@ from msgspec import UNSET, UnsetType, field
 
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control_shapes import E2bNetwork
-from capsule.model import MIB, State
-from capsule.service import Sandbox
+from capsule.edge.e2b.kept import id_of, names_of
+from capsule.model import MIB, Limits, State
+from capsule.service import Sandbox, Snapshot
+from capsule.service.history import Sample
 
 # What the SDKs take for granted grows with it; this is the one whose answers are given here.
 ENVD_VERSION = "0.6.13"
@@ -79,8 +81,40 @@ class E2bDetail(E2bListed, frozen=True, kw_only=True):
     pause_mode: str | UnsetType = UNSET
 
 
+class E2bForked(View, frozen=True, kw_only=True):
+    sandbox: E2bSandbox
+
+
+class E2bSnapshotInfo(View, frozen=True, kw_only=True):
+    snapshot_id: str = field(name="snapshotID")
+    names: list[str]
+
+
+class E2bMetric(View, frozen=True, kw_only=True):
+    timestamp: datetime
+    timestamp_unix: int
+    cpu_count: int
+    cpu_used_pct: float
+    mem_used: int
+    mem_total: int
+    mem_cache: int
+    disk_used: int
+    disk_total: int
+
+
+class E2bManyMetrics(View, frozen=True, kw_only=True):
+    sandboxes: dict[str, E2bMetric]
+
+
+class E2bLogs(View, frozen=True, kw_only=True):
+    """Nothing is kept of what the programs of a sandbox print: whoever started them has it."""
+
+    logs: list[str]
+    log_entries: list[str] | UnsetType = UNSET
+
+
 def made(sandbox: Sandbox, access: Access, domain: str) -> E2bSandbox:
-    closed = network_of(sandbox).allow_public_traffic is False
+    closed = sandbox.ports != "public"
     return E2bSandbox(
         template_id=template_id(sandbox),
         sandbox_id=sandbox.id,
@@ -104,8 +138,31 @@ def detail(sandbox: Sandbox, access: Access, domain: str) -> E2bDetail:
         envd_access_token=access.token(sandbox.id),
         domain=domain,
         allow_internet_access=False,  # no sandbox has any
+        pause_mode=_PAUSES.get(sandbox.pause_kept, UNSET),
         network=network_of(sandbox) if NOTE in sandbox.notes else UNSET,
         lifecycle=E2bLifecycle(auto_resume=sandbox.auto_resume, on_timeout=on_timeout),
+    )
+
+
+def kept(snapshot: Snapshot) -> E2bSnapshotInfo:
+    return E2bSnapshotInfo(snapshot_id=id_of(snapshot.name), names=names_of(snapshot))
+
+
+_PAUSES = {"memory": "full", "files": "filesystem"}
+
+
+def metric(sandbox: Sandbox, sample: Sample) -> E2bMetric:
+    limits = sandbox.limits
+    return E2bMetric(
+        timestamp=datetime.fromtimestamp(sample.at, UTC),
+        timestamp_unix=int(sample.at),
+        cpu_count=_cores(limits),
+        cpu_used_pct=round(100 * sample.cpus / limits.cpus, 2),
+        mem_used=sample.memory,
+        mem_total=limits.memory,
+        mem_cache=0,  # counted as used
+        disk_used=sample.disk,
+        disk_total=limits.disk,
     )
 
 
@@ -117,7 +174,7 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
         "client_id": CLIENT_ID,
         "started_at": sandbox.created_at,
         "end_at": sandbox.expires_at,
-        "cpu_count": max(1, math.ceil(limits.cpus)),
+        "cpu_count": _cores(limits),
         "memory_mb": limits.memory // MIB,
         "disk_size_mb": limits.disk // MIB,
         "state": "paused" if sandbox.state is State.PAUSED else "running",
@@ -128,9 +185,13 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
     }
 
 
+def _cores(limits: Limits) -> int:
+    return max(1, math.ceil(limits.cpus))
+
+
 def template_id(sandbox: Sandbox) -> str:
     """What another like it is made from."""
-    return sandbox.snapshot or sandbox.template
+    return id_of(sandbox.snapshot) if sandbox.snapshot else sandbox.template
 
 
 def network_of(sandbox: Sandbox) -> E2bNetwork:
