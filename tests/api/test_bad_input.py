@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,11 +19,12 @@ from websockets.sync.client import connect
 from capsule.edge.shapes import parse
 from capsule.errors import InvalidError
 from tests.api.client import Api, RpcFailure
-from tests.support.servers import RealServer
+from tests.support.servers import RealServer, real_server
 
 pytestmark = pytest.mark.real
 
 JSON = {"Content-Type": "application/json"}
+KEY = {"X-API-Key": "correct-horse-battery-staple"}
 
 
 @pytest.mark.parametrize(
@@ -314,8 +316,16 @@ RELAXED = settings(
 
 
 @pytest.fixture(scope="module")
-def client(server: RealServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=15) as client:
+def fuzzed(agent_binary: Path) -> Iterator[RealServer]:
+    """A server of its own, with a key: among what is sent is what makes keys, and the first one
+    would close a server without a key to all others."""
+    with real_server(API_KEYS=KEY["X-API-Key"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(fuzzed: RealServer) -> Iterator[httpx.Client]:
+    with httpx.Client(verify=False, base_url=fuzzed.url, headers=KEY, timeout=15) as client:
         yield client
 
 
@@ -425,10 +435,10 @@ MESSAGES = st.one_of(
 @RELAXED
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=4))
 def test_no_message_is_a_fault_of_ours(
-    server: RealServer, victim: str, messages: list[str | bytes]
+    fuzzed: RealServer, victim: str, messages: list[str | bytes]
 ) -> None:
-    url = f"ws://127.0.0.1:{server.port}/v1/sandboxes/{victim}/exec/ws"
-    with connect(url, proxy=None) as socket:
+    url = f"ws://127.0.0.1:{fuzzed.port}/v1/sandboxes/{victim}/exec/ws"
+    with connect(url, additional_headers=KEY, proxy=None) as socket:
         with contextlib.suppress(ConnectionClosed):
             for message in [*messages, "the end"]:  # which makes no sense, and ends it
                 socket.send(message)

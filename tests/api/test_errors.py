@@ -21,7 +21,7 @@ CREATE = {"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.create"}
 
 async def both(server: Running) -> tuple[httpx.Response, httpx.Response]:
     """The same failing create over REST and JSON-RPC."""
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with httpx.AsyncClient(verify=False, base_url=server.url) as client:
         return await client.post("/v1/sandboxes"), await client.post("/rpc", json=CREATE)
 
 
@@ -72,7 +72,7 @@ async def test_a_bug_is_logged_with_an_id_and_says_nothing_else(
 
 
 async def test_unknown_paths_are_json_too() -> None:
-    async with serving() as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with serving() as server, httpx.AsyncClient(verify=False, base_url=server.url) as client:
         missing = await client.get("/v9/nothing")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "not_found"
@@ -94,7 +94,7 @@ async def test_unknown_paths_are_json_too() -> None:
 async def test_a_wrong_method_is_told_the_right_ones(
     method: str, path: str, allowed: set[str]
 ) -> None:
-    async with serving() as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with serving() as server, httpx.AsyncClient(verify=False, base_url=server.url) as client:
         answer = await client.request(method, path)
     assert answer.status_code == 405
     assert set(answer.headers["allow"].split(", ")) == allowed
@@ -116,7 +116,7 @@ async def test_a_websocket_where_there_is_none_is_told_where_they_are(path: str)
 
 
 async def test_a_websocket_that_is_asked_for_like_a_page_says_what_it_is() -> None:
-    async with serving() as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with serving() as server, httpx.AsyncClient(verify=False, base_url=server.url) as client:
         answer = await client.get("/terminal/x")
     assert answer.status_code == 426
     assert answer.headers["upgrade"] == "websocket"

@@ -38,7 +38,7 @@ class Place:
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
     with real_server(API_KEYS=KEY, MAX_SANDBOXES="20", LOG_LEVEL="error") as server:
-        with httpx.Client(base_url=server.url, headers=HEADERS, timeout=30) as http:
+        with httpx.Client(verify=False, base_url=server.url, headers=HEADERS, timeout=30) as http:
             body = {"template": "bash", "checkpoint": "each", "ttl_ms": 600_000}
             box = http.post("/v1/sandboxes", json=body).json()["id"]
             ran = http.post(f"/v1/sandboxes/{box}/execs", json={"cmd": "echo 1 > file"}).json()

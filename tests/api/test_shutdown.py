@@ -42,7 +42,7 @@ async def ended(server: RealServer, within: float = 15.0) -> int:
 @pytest.mark.real
 async def test_stopping_with_execs_and_terminals_under_way(agent_binary: object) -> None:
     with real_server(DRAIN_TIMEOUT="8") as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+        async with httpx.AsyncClient(verify=False, base_url=server.url, timeout=30) as http:
             api = Api(http)
             box = (await api.rpc("create", template="bash"))["id"]
             loads = [
@@ -92,7 +92,7 @@ async def refusal(http: httpx.AsyncClient) -> httpx.Response | None:
 @pytest.mark.real
 async def test_what_does_not_end_in_time_is_cut(agent_binary: object) -> None:
     with real_server(DRAIN_TIMEOUT="3") as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+        async with httpx.AsyncClient(verify=False, base_url=server.url, timeout=30) as http:
             api = Api(http)
             box = (await api.rpc("create", template="bash"))["id"]
             url = f"/v1/sandboxes/{box}/execs"
@@ -124,7 +124,7 @@ async def exists(api: Api, box: str, path: str) -> bool:
 @pytest.mark.real
 async def test_a_second_signal_does_not_wait(agent_binary: object) -> None:
     with real_server(DRAIN_TIMEOUT="60") as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+        async with httpx.AsyncClient(verify=False, base_url=server.url, timeout=30) as http:
             api = Api(http)
             box = (await api.rpc("create", template="bash"))["id"]
             await api.rpc("start", id=box, cmd="sleep 25", session="s")  # looked after to its end
@@ -155,7 +155,7 @@ def test_a_server_that_has_said_it_listens_stops_gracefully(
 
 async def test_an_idle_server_stops_at_once() -> None:
     async with serving(drain_timeout=60.0) as running:
-        async with httpx.AsyncClient(base_url=running.url) as http:
+        async with httpx.AsyncClient(verify=False, base_url=running.url) as http:
             await http.get("/health")  # leaves a connection open
             running.server.stop()
             await eventually(lambda: running.server.should_exit, what="it stops", within=5)
@@ -194,7 +194,7 @@ async def test_while_it_drains_new_work_is_refused_and_old_work_ends() -> None:
 
     service = ServiceDouble(lambda call: held())
     async with serving(service, drain_timeout=20.0) as running:
-        async with httpx.AsyncClient(base_url=running.url) as http:
+        async with httpx.AsyncClient(verify=False, base_url=running.url) as http:
             box = (await http.post("/v1/sandboxes")).json()["id"]
             url = f"/v1/sandboxes/{box}/execs"
             waiting = asyncio.create_task(http.post(url, json={"cmd": ["x"]}))

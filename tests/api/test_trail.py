@@ -20,7 +20,7 @@ async def test_it_says_which_key_did_what_to_which_sandbox() -> None:
     with real_server(API_KEYS=ADMIN) as server:
 
         def client(**headers: str) -> httpx.AsyncClient:
-            return httpx.AsyncClient(base_url=server.url, timeout=30, headers=headers)
+            return httpx.AsyncClient(verify=False, base_url=server.url, timeout=30, headers=headers)
 
         async with client(**{"X-API-Key": ADMIN}) as admin:
             made = (await admin.post("/v1/keys", json={"tenant": "acme", "scopes": ["run"]})).json()

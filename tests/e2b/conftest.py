@@ -24,7 +24,7 @@ KEY = "e2b_0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 async def api(server: RealServer) -> AsyncIterator[Api]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=15) as http:
+    async with httpx.AsyncClient(verify=False, base_url=server.url, timeout=15) as http:
         yield Api(http)
 
 
