@@ -5,15 +5,16 @@ from __future__ import annotations
 import capsule_sdk
 
 NAMES = """
-AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncContext AsyncExecStream AsyncKeys AsyncSnapshots
-AsyncTemplates AsyncTenants AsyncTerminal AsyncVolumes AsyncWebhooks Build CapacityError Capsule
-CapsuleClient CapsuleError Change ConflictError Context ContextInfo DeliveryInfo Event
-ExecFailedError ExecInfo ExecResult ExecStream Exit FileChange FileInfo ForbiddenError Gap GoneError
-ImageInfo InternalError InvalidError KeyInfo Keys Limits Metrics NoSpaceError NotFoundError
-NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent RunFailedError RunResult
-SandboxClient SandboxInfo ShelfInfo SnapshotInfo Snapshots StepInfo TemplateInfo Templates
-TenantInfo Tenants Terminal TooLargeError Transfer UnauthenticatedError UnavailableError Unenforced
-VolumeInfo Volumes WebhookInfo Webhooks Written WrongStateError verify_webhook
+ArtifactInfo AsyncBuild AsyncCapsule AsyncCapsuleClient AsyncContext AsyncExecStream AsyncKeys
+AsyncSessions AsyncSnapshots AsyncTemplates AsyncTenants AsyncTerminal AsyncVolumes AsyncWebhooks
+Build CapacityError Capsule CapsuleClient CapsuleError Change ConflictError Context ContextInfo
+DeliveryInfo Event ExecFailedError ExecInfo ExecResult ExecStream Execution Exit FileChange FileInfo
+ForbiddenError Gap GoneError ImageInfo InternalError InvalidError KeyInfo Keys Limits Metrics
+NoSpaceError NotFoundError NotSupportedError Output PoolInfo Printed Result RunEnd RunError RunEvent
+RunFailedError RunResult SandboxClient SandboxInfo SessionFile SessionInfo Sessions ShelfInfo
+SnapshotInfo Snapshots StepInfo TemplateInfo Templates TenantInfo Tenants Terminal TooLargeError
+Transfer UnauthenticatedError UnavailableError Unenforced VolumeInfo Volumes WebhookInfo Webhooks
+Written WrongStateError verify_webhook
 """.split()
 
 CLIENT = "aclose close connect create get list pool".split()
@@ -69,3 +70,12 @@ def test_both_contexts_have_the_same_methods() -> None:
     for cls in (capsule_sdk.Context, capsule_sdk.AsyncContext):
         methods = "delete id interrupt language refresh restart run stream"
         assert public(cls) == set(methods.split())
+
+
+def test_both_kinds_of_sessions_have_the_same_methods() -> None:
+    wanted = """
+    artifacts call_tool close create delete execute executions files get list read_artifact
+    read_file reopen stream_artifact tools write_file
+    """
+    for cls in (capsule_sdk.Sessions, capsule_sdk.AsyncSessions):
+        assert public(cls) == set(wanted.split())

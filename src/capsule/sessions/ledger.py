@@ -306,11 +306,11 @@ class Ledger:
         the contents that it had."""
 
         def write(db: sqlite3.Connection) -> tuple[Counter[str], builtins.list[str]]:
-            rows = db.execute("SELECT id, sha256 FROM artifacts WHERE session = ?", (session.uid,))
-            ids, hashes = zip(*rows.fetchall() or [("", "")], strict=True)
+            query = "SELECT id, sha256 FROM artifacts WHERE session = ?"
+            rows = db.execute(query, (session.uid,)).fetchall()
             own = "SELECT seq FROM log WHERE session = ?"
             db.execute(f"DELETE FROM texts WHERE seq IN ({own})", (session.uid,))
-            return remove_artifacts(db, ids), builtins.list(hashes)
+            return remove_artifacts(db, [id for id, _ in rows]), [sha256 for _, sha256 in rows]
 
         freed, hashes = await self._db.run(whole(write))
         self.stored -= freed

@@ -13,6 +13,14 @@ from ._exec import AsyncExecStream, ExecStream
 from ._keys import AsyncKeys, KeyInfo, Keys
 from ._runs import ContextInfo, Printed, Result, RunEnd, RunError, RunEvent, RunResult
 from ._sandbox import AsyncCapsule, Capsule
+from ._sessions import (
+    ArtifactInfo,
+    AsyncSessions,
+    Execution,
+    SessionFile,
+    SessionInfo,
+    Sessions,
+)
 from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncBuild, AsyncTemplates, Build, Templates
 from ._tenants import AsyncTenants, TenantInfo, Tenants
@@ -68,12 +76,14 @@ from .values import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArtifactInfo",
     "AsyncBuild",
     "AsyncCapsule",
     "AsyncCapsuleClient",
     "AsyncContext",
     "AsyncExecStream",
     "AsyncKeys",
+    "AsyncSessions",
     "AsyncSnapshots",
     "AsyncTemplates",
     "AsyncTenants",
@@ -95,6 +105,7 @@ __all__ = [
     "ExecInfo",
     "ExecResult",
     "ExecStream",
+    "Execution",
     "Exit",
     "FileChange",
     "FileInfo",
@@ -122,6 +133,9 @@ __all__ = [
     "RunResult",
     "SandboxClient",
     "SandboxInfo",
+    "SessionFile",
+    "SessionInfo",
+    "Sessions",
     "ShelfInfo",
     "SnapshotInfo",
     "Snapshots",

@@ -15,6 +15,7 @@ from ._flow import Flow
 from ._keys import AsyncKeys, Keys
 from ._rpc import new_key, rpc
 from ._sandbox import AsyncCapsule, Capsule
+from ._sessions import AsyncSessions, Sessions
 from ._snapshots import AsyncSnapshots, Snapshots
 from ._templates import AsyncTemplates, Templates
 from ._tenants import AsyncTenants, Tenants
@@ -141,6 +142,7 @@ class CapsuleClient(ClientMethods):
         self.tenants = Tenants(self._driver)
         self.webhooks = Webhooks(self._driver)
         self.templates = Templates(self._driver)
+        self.sessions = Sessions(self._driver)
 
     def create(self, template: str = "python", **options: Unpack[CreateOptions]) -> Capsule:
         """A new sandbox, running when this returns. `with` deletes it at the end."""
@@ -194,6 +196,7 @@ class AsyncCapsuleClient(ClientMethods):
         self.tenants = AsyncTenants(self._driver)
         self.webhooks = AsyncWebhooks(self._driver)
         self.templates = AsyncTemplates(self._driver)
+        self.sessions = AsyncSessions(self._driver)
 
     async def create(
         self, template: str = "python", **options: Unpack[CreateOptions]
