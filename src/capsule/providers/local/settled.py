@@ -10,11 +10,16 @@ from pathlib import Path
 def sync_entry(path: Path) -> None:
     """A file or folder, and its name. Blocks."""
     for each in (path, path.parent):
-        fd = os.open(each, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_file(each)
+
+
+def sync_file(path: Path) -> None:
+    """Without its name. Blocks."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_file_system(path: Path) -> None:

@@ -15,15 +15,18 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from capsule.model import User
 from capsule.providers.local.folders import make_folder, new_folder
+from capsule.providers.local.settled import sync_file
 
 # Part of every hash: raise it when the meaning of a tree changes but its text does not.
 FORMAT = 1
+SYNCS = 16  # threads that wait for the disk
 
 MAX_COPIED_FILE = 4 * 1024 * 1024
 MAX_COPIED_ENTRIES = 5000
@@ -175,25 +178,35 @@ def prepare(tree: Tree, parent: Path, name: str, *, like: Made | None = None) ->
 
 def write_tree(tree: Tree, root: Path, like: Made | None = None) -> None:
     _make_dir(root, 0o755)
+    folders, written = {""}, []
     for path, node in sorted(tree.nodes.items()):
         at = root / path
-        _make_parents(at, root)
+        _make_parents(path, root, folders)
         match node.kind:
             case "dir":
                 _make_dir(at, node.mode)
+                folders.add(path)
             case "file" if like is not None and like.tree.nodes.get(path) == node:
                 os.link(like.path / path, at)
             case "file":
                 _make_file(at, node)
+                written.append(at)
             case _:
                 os.symlink(os.fsdecode(node.data), at)
+    # The rename must not survive a power cut that the content did not. Many at once: what waits
+    # for the disk together waits once.
+    with ThreadPoolExecutor(SYNCS) as threads:
+        for _ in threads.map(sync_file, written):
+            pass
 
 
-def _make_parents(at: Path, root: Path) -> None:
+def _make_parents(path: str, root: Path, made: set[str]) -> None:
     """Those that the tree does not name itself."""
-    for above in reversed(at.relative_to(root).parents):
-        if not (root / above).is_dir():
-            new_folder(root / above, 0o755)
+    above = os.path.dirname(path)
+    if above not in made:
+        _make_parents(above, root, made)
+        new_folder(root / above, 0o755)
+        made.add(above)
 
 
 def _make_dir(at: Path, mode: int) -> None:
@@ -204,9 +217,7 @@ def _make_dir(at: Path, mode: int) -> None:
 def _make_file(at: Path, node: Node) -> None:
     with open(at, "xb") as file:
         file.write(node.data)
-        file.flush()
         os.fchmod(file.fileno(), node.mode)
-        os.fsync(file.fileno())  # the rename must not survive a power cut that the content did not
 
 
 def mount_points(tree: Tree, user: User) -> None:
