@@ -175,6 +175,19 @@ static void append_file(const struct json *r, const char *path, mode_t mode) {
     reply_stat(path, json_str(r, "path"), true);
 }
 
+/* The same file with other content, as `>` of a shell does it: whoever watches it, or has another name for it, sees that. */
+static void rewrite_file(const struct json *r, const char *path, mode_t mode) {
+    struct stat st;
+    int fd = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
+    if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
+    if (fstat(fd, &st) || !is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
+    if (fchown(fd, geteuid(), getegid())) {} /* may be somebody else's, who lets us write */
+    if (st.st_size && ftruncate(fd, 0)) refuse(errno, "truncate");
+    receive_file(fd, NULL);
+    close(fd); /* before the answer: nobody can execute a file that is open for writing */
+    reply_stat(path, json_str(r, "path"), true);
+}
+
 /* As open(2) goes: to the end of the links, where a file may be still to be made. */
 static void follow_links(char path[PATH_MAX]) {
     char target[PATH_MAX], next[2 * PATH_MAX];
@@ -202,6 +215,7 @@ static void op_write(const struct json *r) {
     path_of(r, "path", path);
     if (json_bool(r, "parents", true) && !make_parents(path)) refuse(errno, "mkdir");
     if (json_bool(r, "append", false)) append_file(r, path, mode);
+    if (json_bool(r, "in_place", false)) rewrite_file(r, path, mode);
     bool exists = !lstat(path, &st);
     if (exists && json_bool(r, "exclusive", false)) refuse(EEXIST, "open");
     if (exists && S_ISLNK(st.st_mode)) { /* replace what it points to, not the link */
@@ -226,7 +240,7 @@ static void op_write(const struct json *r) {
     reply_stat(path, json_str(r, "path"), false);
 }
 
-struct listing { struct buf b; double left; bool truncated, recursive; int count; };
+struct listing { struct buf b; double left; bool truncated; int depth, count; };
 
 static void flush_entries(struct listing *l) {
     if (!l->count) return;
@@ -249,7 +263,7 @@ static void list_dir(struct listing *l, int dir, const char *prefix, int depth) 
         stat_json(&l->b, dirfd(d), e->d_name, e->d_name, shown, &st);
         l->left--;
         if (l->b.n > BATCH) flush_entries(l);
-        if (!l->recursive || !S_ISDIR(st.st_mode)) continue;
+        if (depth >= l->depth || !S_ISDIR(st.st_mode)) continue;
         int sub = depth < DEEPEST ? openat(dirfd(d), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
         if (sub < 0) { l->truncated = true; continue; }
         strcat(shown, "/");
@@ -260,7 +274,8 @@ static void list_dir(struct listing *l, int dir, const char *prefix, int depth) 
 
 static void op_list(const struct json *r) {
     char path[PATH_MAX];
-    struct listing l = {.left = json_num(r, "limit", 100000), .recursive = json_bool(r, "recursive", false)};
+    int depth = json_bool(r, "recursive", false) ? (int)json_int(r, "depth", INT_MAX, 1, INT_MAX) : 1;
+    struct listing l = {.left = json_num(r, "limit", 100000), .depth = depth - 1};
     int dir = open(path_of(r, "path", path), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
     if (dir < 0) refuse(errno, "open");
     list_dir(&l, dir, "", 0);
@@ -430,12 +445,35 @@ static void report_change(int fd, const char *root, const struct inotify_event *
     if (snprintf(shown, sizeof shown, "%s%s", w ? w->path : "", e->len ? e->name : "") >= PATH_MAX) return;
     buf_printf(&b, "{\"change\":\"%s\",\"path\":", change_name(e->mask));
     buf_json_string(&b, shown, strlen(shown));
-    buf_printf(&b, ",\"dir\":%s}", e->mask & IN_ISDIR ? "true" : "false");
+    buf_printf(&b, ",\"dir\":%s,\"arrived\":%s}", e->mask & IN_ISDIR ? "true" : "false", e->mask & IN_MOVED_TO ? "true" : "false");
     if (!frame_json(conn, F_EVENT, &b)) _exit(0);
     buf_free(&b);
     if (!recursive || !(e->mask & IN_ISDIR) || !(e->mask & (IN_CREATE | IN_MOVED_TO))) return;
     if (snprintf(real, sizeof real, "%s/%s", root, shown) < PATH_MAX && strlen(shown) + 2 < PATH_MAX)
         add_watch(fd, real, strcat(shown, "/"), true, 1);
+}
+
+static void report_changes(int fd, const char *root, bool recursive, int turns) {
+    ssize_t n;
+    while (turns-- && (n = read(fd, chunk, sizeof chunk)) > 0)
+        for (ssize_t at = 0; at < n;) {
+            const struct inotify_event *e = (const struct inotify_event *)(chunk + at);
+            report_change(fd, root, e, recursive);
+            at += (ssize_t)(sizeof *e + e->len);
+        }
+}
+
+/* The client asks for a sync, or leaves. What was done before it asked is in the kernel's queue by then. */
+static void answer_watcher(int fd, const char *root, bool recursive) {
+    unsigned char raw[HEADER_SIZE];
+    struct header h;
+    struct buf b = {0};
+    if (!read_full(conn, raw, sizeof raw)) _exit(0);
+    header_unpack(&h, raw);
+    if (h.type != F_CONTROL || h.length > sizeof chunk || !read_full(conn, chunk, h.length)) _exit(0);
+    report_changes(fd, root, recursive, 64); /* all that the kernel keeps, and no flood for ever */
+    buf_printf(&b, "{\"change\":\"sync\",\"path\":\"\",\"dir\":false}");
+    if (!frame_json(conn, F_EVENT, &b)) _exit(0);
 }
 
 static void op_watch(const struct json *r) {
@@ -450,13 +488,8 @@ static void op_watch(const struct json *r) {
     for (;;) {
         struct pollfd p[2] = {{fd, POLLIN, 0}, {conn, POLLIN | POLLRDHUP, 0}};
         if (poll(p, 2, -1) < 0 && errno != EINTR) _exit(0);
-        if (p[1].revents) _exit(0); /* the client says nothing while it watches: this is its leaving */
-        ssize_t n = read(fd, chunk, sizeof chunk);
-        for (ssize_t at = 0; at < n;) {
-            const struct inotify_event *e = (const struct inotify_event *)(chunk + at);
-            report_change(fd, path, e, recursive);
-            at += (ssize_t)(sizeof *e + e->len);
-        }
+        if (p[1].revents) answer_watcher(fd, path, recursive);
+        else report_changes(fd, path, recursive, 1);
     }
 }
 

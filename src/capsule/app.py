@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -96,6 +97,7 @@ def serve(config: Config, announce: Announce | None = None) -> None:
     """
     check_exposure(config, stored=bool(AccountFile(config.data_dir).keys()))
     configure_logging(config)
+    allow_open_files()
     with contextlib.ExitStack() as stack:
         if config.otel_endpoint is not None:
             stack.callback(tracing.start(config.otel_endpoint, version()))
@@ -126,6 +128,14 @@ async def _serve(config: Config, announce: Announce) -> None:
             ready = functools.partial(_say, text)
             server = Server(config, app, gate, on_drain=service.drain, on_ready=ready)
             await server.serve(sockets=[listener])
+
+
+def allow_open_files() -> None:
+    """As many as we may have: each request that waits has a connection, and its exec another."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # more than this kernel's own limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _say(text: str) -> None:

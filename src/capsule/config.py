@@ -241,11 +241,11 @@ class Config(TenantSettings):
         ),
     )
     max_execs: int = field(
-        default=256,
+        default=1024,
         metadata=about("integer", "execs at the same time, in all sandboxes", low=1, high=100_000),
     )
     max_execs_per_sandbox: int = field(
-        default=64,
+        default=256,
         metadata=about("integer", "execs at the same time in one sandbox", low=1, high=256),
     )
     ttl: float = field(

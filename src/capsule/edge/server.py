@@ -34,7 +34,9 @@ HEADER_PATIENCE = 20.0  # from the first byte (or the connection) to the end of 
 WRITE_PATIENCE = 50.0  # a peer that takes nothing of what we send for this long is gone
 PROBES = (20, 10, 3)  # the kernel asks a silent peer after so long, then again, so many times
 MAX_HEADERS = 64 * 1024
-KEEP_ALIVE = 75  # longer than clients keep theirs: they close first, and no request is lost
+KEEP_ALIVE = (
+    640  # longer than clients keep theirs (E2B's: 300): they close first, no request is lost
+)
 MAX_MESSAGE = 1024 * 1024  # of a WebSocket
 
 

@@ -27,6 +27,7 @@ from capsule.edge.e2b.file_content import FileContent
 from capsule.edge.e2b.filesystem import Filesystem
 from capsule.edge.e2b.process import Processes
 from capsule.edge.e2b.rpc import Call
+from capsule.edge.e2b.watchers import Watchers
 from capsule.edge.errors import Answer, send_error, understand
 from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
@@ -99,7 +100,7 @@ def build_site(
     protect(web, service.own, public)
     identity, rates = Identity(config, service.keys), Rates(config)
     site: ASGIApp = KeyGuard(answering(route), identity, rates, public=public)
-    rooms = {ENVD: Envd(service, access, envd_calls(service, config))}
+    rooms = {ENVD: Envd(service, access, envd_calls(service, config, gate))}
     site = Doors(site, rooms, Ports(service, identity, config, gate, access))
     site = AddressGuard(site, config, rates)
     if config.allowed_origins:
@@ -107,10 +108,11 @@ def build_site(
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))
 
 
-def envd_calls(service: Service, config: Config) -> dict[tuple[str, str], Call]:
+def envd_calls(service: Service, config: Config, gate: Gate) -> dict[tuple[str, str], Call]:
     return {
         **Processes(service).calls(),
         **Filesystem(service).calls(),
+        **Watchers(service, gate.closing).calls(),
         **FileContent(service, config).calls(),
     }
 

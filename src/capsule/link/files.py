@@ -155,9 +155,17 @@ class Upload:
 
 
 async def list_entries(
-    connect: Connect, path: str, *, recursive: bool, limit: int, timeout: float, idle: float
+    connect: Connect,
+    path: str,
+    *,
+    recursive: bool,
+    depth: int | None = None,
+    limit: int,
+    timeout: float,
+    idle: float,
 ) -> Listing:
-    wire = request_bytes({"op": "list", "path": path, "recursive": recursive, "limit": limit})
+    body = {"op": "list", "path": path, "recursive": recursive, "limit": limit}
+    wire = request_bytes(body if depth is None else {**body, "depth": depth})
     entries: list[FileStat] = []
     async with await _begin(connect, wire, path, timeout, "list") as talk:
         while True:

@@ -32,7 +32,7 @@ from capsule.link.parse import exec_info, field, file_stat, usage
 from capsule.link.protocol import Channel, FrameType, pack
 from capsule.link.requests import exec_body, explain_exec
 from capsule.link.stream import ByteStream
-from capsule.link.watch import Change
+from capsule.link.watch import Watch
 from capsule.model import ExecId, ExecInfo, ExecRequest, FileStat, Stream, Usage
 from capsule.tracing import span
 
@@ -182,18 +182,25 @@ class AgentLink:
         parents: bool = True,
         append: bool = False,
         exclusive: bool = False,
+        in_place: bool = False,
     ) -> FileStat:
-        """All or nothing (except with `append`): until it is complete the old file stays."""
+        """All or nothing (except with `append` and `in_place`): until it is complete the old file
+        stays."""
         options = {"mode": mode, "parents": parents, "append": append, "exclusive": exclusive}
+        options |= {"in_place": True} if in_place else {}
         return await files.write(
             self._connect, path, data, options, timeout=self._timeout, idle=self._idle
         )
 
-    async def list(self, path: str, *, recursive: bool = False, limit: int = 100_000) -> Listing:
+    async def list(
+        self, path: str, *, recursive: bool = False, depth: int | None = None, limit: int = 100_000
+    ) -> Listing:
+        """`depth`: how many levels of folders, if recursive; None: all of them."""
         return await files.list_entries(
             self._connect,
             path,
             recursive=recursive,
+            depth=depth,
             limit=limit,
             timeout=self._timeout,
             idle=self._idle,
@@ -225,9 +232,7 @@ class AgentLink:
     async def symlink(self, path: str, target: str) -> None:
         await self._on_path({"op": "symlink", "path": path, "target": target})
 
-    def watch(
-        self, path: str, *, recursive: bool = False
-    ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+    def watch(self, path: str, *, recursive: bool = False) -> AbstractAsyncContextManager[Watch]:
         return watching.watch(
             self._connect, path, recursive=recursive, alive=self.ping, timeout=self._timeout
         )

@@ -10,18 +10,20 @@ from typing import Self
 from capsule.link.conversation import Connect, Conversation, expect, request_bytes
 from capsule.link.files import explain_path
 from capsule.link.parse import field
-from capsule.link.protocol import FrameType
+from capsule.link.protocol import FrameType, dump, pack
 
 _QUIET = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`change` is create, write, remove, rename, chmod, or overflow: some changes were missed."""
+    """`change` is create, write, remove, rename, chmod, or overflow: some changes were missed; or
+    sync, if one was asked for."""
 
     change: str
     path: str
     dir: bool
+    arrived: bool = False  # of a rename: it is the new name
 
 
 class Watch:
@@ -32,6 +34,10 @@ class Watch:
     def __aiter__(self) -> Self:
         return self
 
+    async def sync(self) -> None:
+        """Ask for a change `sync`, which comes behind all that has happened by now."""
+        await self._talk.send_within(pack(FrameType.CONTROL, dump({"sync": True})), _QUIET, "watch")
+
     async def __anext__(self) -> Change:
         frame = await self._talk.next_patiently(self._alive, _QUIET)
         body = expect(frame, FrameType.EVENT)
@@ -39,6 +45,7 @@ class Watch:
             change=field(body, "change", str),
             path=field(body, "path", str),
             dir=field(body, "dir", bool),
+            arrived=body.get("arrived") is True,
         )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from capsule.errors import TooLargeError, UnavailableError
 from capsule.link.files import FileReader, Listing
 from capsule.link.link import AgentLink
-from capsule.link.watch import Change
+from capsule.link.watch import Watch
 from capsule.model import FileStat
 from capsule.service import archive, validate
 from capsule.service.access import Access
@@ -79,20 +79,33 @@ class Files:
         parents: bool = True,
         append: bool = False,
         exclusive: bool = False,
+        in_place: bool = False,
     ) -> FileStat:
-        """Atomic: the old content or the new, never a part of it (not with `append`)."""
+        """Atomic: the old content or the new, never a part of it (not with `append`). `in_place`:
+        the same file as before, with its mode and further names, and whoever watches it sees it
+        written; it is not atomic then.
+        """
         path = validate.path(path)
         _check_mode(mode)
         async with self._visit() as link:
             return await link.write(
-                path, data, mode=mode, parents=parents, append=append, exclusive=exclusive
+                path,
+                data,
+                mode=mode,
+                parents=parents,
+                append=append,
+                exclusive=exclusive,
+                in_place=in_place,
             )
 
-    async def list(self, path: str, *, recursive: bool = False, limit: int = 100_000) -> Listing:
+    async def list(
+        self, path: str, *, recursive: bool = False, depth: int | None = None, limit: int = 100_000
+    ) -> Listing:
+        """`depth`: how many levels of folders, if recursive; None: all of them."""
         path = validate.path(path)
         validate.count("limit", limit, 1, MAX_ENTRIES)
         async with self._visit() as link:
-            return await link.list(path, recursive=recursive, limit=limit)
+            return await link.list(path, recursive=recursive, depth=depth, limit=limit)
 
     async def stat(self, path: str, *, follow: bool = False) -> FileStat:
         path = validate.path(path)
@@ -129,9 +142,7 @@ class Files:
             await link.symlink(path, target)
 
     @asynccontextmanager
-    async def watch(
-        self, path: str, *, recursive: bool = False
-    ) -> AsyncIterator[AsyncIterator[Change]]:
+    async def watch(self, path: str, *, recursive: bool = False) -> AsyncIterator[Watch]:
         """Once entered, no change is missed. Watching is no activity; what changes files is."""
         path = validate.path(path)
         link = await self._access.awake(self._entry)

@@ -113,6 +113,19 @@ class TestReadAndWrite:
         assert await subject.content("appended") == b"x"
         await link.write("both", b"x", append=True, exclusive=True)
 
+    async def test_a_file_written_in_place_stays_the_same_file(self, subject: Subject) -> None:
+        link = subject.link
+        await link.write("file", b"a long first version", mode=0o755)
+        await subject.sh("ln file other; ln -s file link")
+        await link.write("link", b"second", mode=0o644, in_place=True)
+        assert await subject.content("other") == b"second"
+        assert (await link.stat("file")).mode & 0o777 == 0o755
+        assert (await link.stat("link")).type == "symlink"
+        await link.write("new/file", pieces(3, 300_000), in_place=True)
+        assert len(await subject.content("new/file")) == 900_000
+        with pytest.raises(InvalidError):
+            await link.write("new", b"x", in_place=True)
+
     async def test_parents_are_made_if_wanted(self, subject: Subject) -> None:
         await subject.link.write("a/b/c", b"x")
         assert await subject.content("a/b/c") == b"x"

@@ -40,6 +40,12 @@ class TestListing:
         assert (entries["link"].target, entries["file"].target) == ("file", None)
         assert all(entry.name == name for name, entry in entries.items())
 
+    async def test_a_listing_goes_as_deep_as_asked(self, subject: Subject) -> None:
+        await subject.sh("mkdir -p a/b/c/d; touch a/b/c/d/e")
+        for depth, deepest in ((1, "a"), (2, "a/b"), (3, "a/b/c")):
+            found = await subject.entries(recursive=True, depth=depth)
+            assert max(found, key=len) == deepest
+
     async def test_a_recursive_listing_has_paths(self, subject: Subject) -> None:
         await subject.sh("mkdir -p a/b/c; echo > a/x; echo > a/b/y; ln -s .. a/b/c/loop")
         entries = await subject.entries(recursive=True)
@@ -329,7 +335,7 @@ class TestWatch:
             "touch file": Change("create", "file", False),
             "echo x > file": Change("write", "file", False),
             "touch -d 2001-01-01 file": Change("chmod", "file", False),
-            "mv file moved": Change("rename", "moved", False),
+            "mv file moved": Change("rename", "moved", False, arrived=True),
             "rm moved": Change("remove", "moved", False),
             "mkdir sub": Change("create", "sub", True),
             "rmdir sub": Change("remove", "sub", True),
@@ -362,6 +368,19 @@ class TestWatch:
             await self.seen(changes, Change("create", "new", True))
             await subject.sh("touch new/file")
             await self.seen(changes, path="new/file")
+
+    async def test_a_sync_comes_behind_all_that_happened(self, subject: Subject) -> None:
+        await subject.need_watch()
+        async with subject.link.watch(".") as changes:
+            for _ in range(2):
+                await subject.sh("for n in $(seq 200); do touch file-$n; done; mkdir end")
+                await changes.sync()
+                found = [await self.next(changes)]
+                while found[-1].change != "sync":
+                    found.append(await self.next(changes))
+                assert Change("create", "file-200", False) in found
+                assert found[-2] == Change("create", "end", True)
+                await subject.sh("rm -r file-* end")
 
     async def test_what_is_not_there_cannot_be_watched(self, subject: Subject) -> None:
         await subject.need_watch()

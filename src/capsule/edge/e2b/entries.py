@@ -7,8 +7,8 @@ import stat
 from datetime import UTC, datetime
 from typing import Any
 
-from capsule.edge.e2b.guests import ROOT, USER
-from capsule.model import FileStat
+from capsule.edge.e2b.guests import USER
+from capsule.model import ROOT, FileStat
 from capsule.service.files import Files
 
 _TYPES = {"file": "FILE_TYPE_FILE", "dir": "FILE_TYPE_DIRECTORY", "symlink": "FILE_TYPE_SYMLINK"}

@@ -76,9 +76,9 @@ class Filesystem:
         files, path = self._service.files(guest.id), guest.path(asked.path)
         depth = min(asked.depth or 1, MAX_DEPTH)
         await self._must_be_folder(files, path)
-        listing = await files.list(path, recursive=depth > 1)
-        found = [s for s in listing.entries if s.path.count("/") < depth]
-        found.sort(key=lambda s: s.path.split("/"))  # as Go walks: a folder, then what is in it
+        listing = await files.list(path, recursive=depth > 1, depth=depth)
+        # As Go walks: a folder, then what is in it.
+        found = sorted(listing.entries, key=lambda s: s.path.split("/"))
         told = [await entry(files, s, posixpath.join(path, s.path)) for s in found]
         return {"entries": told}
 

@@ -10,16 +10,17 @@ from typing import NamedTuple
 from starlette.requests import Request
 
 from capsule.edge.e2b.connect import RpcError
+from capsule.model import ROOT
 from capsule.service import Service
 from capsule.service.values import Sandbox
 
-USER = "user"
-ROOT = "root"
+USER = "user"  # what SDKs call the sandbox's user, whatever its name there
+HOME = "/root"
 
 
 class Guest(NamedTuple):
     sandbox: Sandbox
-    user: str = USER
+    user: str | None = None  # None: the sandbox's own
     home: str = "/"
 
     @property
@@ -36,10 +37,11 @@ class Guest(NamedTuple):
 
 def guest_of(service: Service, sandbox: Sandbox, name: str | None) -> Guest:
     """Raises RpcError: there is nobody of that name."""
-    if name is None or name == USER:
-        return Guest(sandbox, USER, service.environ(sandbox.id).get("HOME", "/"))
+    environ = service.environ(sandbox.id)
+    if name in (None, USER, environ.get("USER")):
+        return Guest(sandbox, None, environ.get("HOME", "/"))
     if name == ROOT:
-        raise RpcError("unimplemented", "programs cannot be root in this sandbox")
+        return Guest(sandbox, ROOT, HOME)
     raise RpcError("unauthenticated", f"invalid username: '{name[:100]}'")
 
 

@@ -152,7 +152,8 @@ class Processes:
         cwd = guest.path(config.cwd or "")
         call = ExecCall(
             cmd=(config.cmd, *config.args),
-            env={**who(guest), **config.envs},
+            env={"E2B_SANDBOX": "true", **guest.sandbox.env, **config.envs},
+            user=guest.user,
             cwd=cwd,
             timeout=timeout_of(request),
         )
@@ -289,12 +290,6 @@ class Processes:
         except (NotFoundError, GoneError):
             raise RpcError("not_found", f"{wanted} not found") from None
         return {}
-
-
-def who(guest: Guest) -> dict[str, str]:
-    """What a program finds in its environment, unless the sandbox was given something else."""
-    usual = {"HOME": guest.home, "USER": guest.user, "LOGNAME": guest.user, "E2B_SANDBOX": "true"}
-    return {name: value for name, value in usual.items() if name not in guest.sandbox.env}
 
 
 async def _events(live: LiveExec, *, timed: bool = False) -> AsyncGenerator[bytes, None]:

@@ -1,0 +1,220 @@
+"""Watching folders: as a stream (`WatchDir`), or asked for again and again (`CreateWatcher` and so
+on), for clients that can only ask.
+
+Each watcher of the second kind is a task of `Watchers`, which keeps what happened until somebody
+asks. It ends when it is removed, with its sandbox, or with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import posixpath
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from capsule.edge.e2b.connect import RpcError, envelope
+from capsule.edge.e2b.entries import entry
+from capsule.edge.e2b.guests import Guest
+from capsule.edge.e2b.rpc import Call, Opened, streaming, unary
+from capsule.errors import CapsuleError
+from capsule.link.watch import Change, Watch
+from capsule.service import Service
+from capsule.service.files import Files
+from capsule.service.tasks import Tasks
+
+PATH = "/filesystem.Filesystem/"
+PING: dict[str, Any] = {"keepalive": {}}
+MOST = 64  # watchers of a sandbox
+KEPT = 10_000  # events of a watcher; the oldest go first
+_PATIENCE = 10.0  # seconds for the agent to tell all that has happened
+
+_TYPES = {
+    "create": "EVENT_TYPE_CREATE",
+    "write": "EVENT_TYPE_WRITE",
+    "remove": "EVENT_TYPE_REMOVE",
+    "rename": "EVENT_TYPE_RENAME",
+    "chmod": "EVENT_TYPE_CHMOD",
+}
+_TOLD = ("EVENT_TYPE_CREATE", "EVENT_TYPE_WRITE", "EVENT_TYPE_CHMOD")  # it is still there then
+
+
+class WatchDir(msgspec.Struct, rename="camel"):
+    path: str = ""
+    recursive: bool = False
+    include_entry: bool = False
+
+
+class Watcher(msgspec.Struct, rename="camel"):
+    watcher_id: str
+
+
+class Kept:
+    """What a watcher has seen since it was last asked."""
+
+    def __init__(self, id: str, watched: Watched) -> None:
+        self.id = id  # of the sandbox
+        self.watched = watched
+        self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.error: CapsuleError | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._asked: deque[asyncio.Future[None]] = deque()
+
+    def put(self, event: dict[str, Any]) -> None:
+        """As the kernel does: the same once more is nothing new."""
+        if not self.events or self.events[-1] != event:
+            self.events.append(event)
+
+    async def run(self) -> None:
+        try:
+            async for event in self.watched.events():
+                if event is not None:
+                    self.put(event)
+                elif self._asked:
+                    _wake(self._asked.popleft())
+        except CapsuleError as error:
+            self.error = error
+        finally:
+            while self._asked:
+                _wake(self._asked.popleft())
+            await self.watched.aclose()
+
+    async def take(self) -> list[dict[str, Any]]:
+        """All that happened before it was asked for. Raises TimeoutError."""
+        asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.append(asked)
+        async with asyncio.timeout(_PATIENCE):
+            await self.watched.changes.sync()
+            await asked
+        found = list(self.events)
+        self.events.clear()
+        return found
+
+
+class Watched:
+    """A folder that is watched until it is closed."""
+
+    def __init__(self, files: Files, path: str, *, entries: bool) -> None:
+        self._files = files
+        self._path = path
+        self._entries = entries
+        self._stack = contextlib.AsyncExitStack()
+        self.changes: Watch
+
+    async def open(self, *, recursive: bool) -> None:
+        """Once returned, no change is missed."""
+        watching = self._files.watch(self._path, recursive=recursive)
+        self.changes = await self._stack.enter_async_context(watching)
+
+    async def events(self) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """None: a sync."""
+        async with self._stack:
+            async for change in self.changes:
+                if change.change == "sync":
+                    yield None
+                elif change.change in _TYPES:  # else some were missed: there is no word for it
+                    yield await self._event(change)
+
+    async def _event(self, change: Change) -> dict[str, Any]:
+        # As in fsnotify: what has got another name appears under it.
+        kind = _TYPES["create" if change.arrived else change.change]
+        event: dict[str, Any] = {"name": change.path or ".", "type": kind}
+        if not self._entries or kind not in _TOLD:
+            return event
+        path = posixpath.join(self._path, change.path)
+        try:
+            return {**event, "entry": await entry(self._files, await self._files.stat(path), path)}
+        except CapsuleError:
+            return event  # it is gone again
+
+    async def aclose(self) -> None:
+        await self._stack.aclose()
+
+
+class Watchers:
+    def __init__(self, service: Service, closing: asyncio.Event) -> None:
+        self._service = service
+        self._closing = closing
+        self._kept: dict[str, Kept] = {}
+        self._tasks = Tasks()
+
+    def calls(self) -> dict[tuple[str, str], Call]:
+        found = {
+            "WatchDir": streaming(WatchDir, self.watch_dir, PING, until=self._closing),
+            "CreateWatcher": unary(WatchDir, self.create),
+            "GetWatcherEvents": unary(Watcher, self.events),
+            "RemoveWatcher": unary(Watcher, self.remove),
+        }
+        return {("POST", PATH + name): call for name, call in found.items()}
+
+    async def watch_dir(self, guest: Guest, asked: WatchDir, request: Request) -> Opened:
+        watched = await self._watch(guest, asked)
+
+        async def told() -> AsyncGenerator[bytes, None]:
+            yield envelope({"start": {}})
+            async for event in watched.events():
+                yield envelope({"filesystem": event})
+
+        return Opened(told(), held=watched)
+
+    async def create(self, guest: Guest, asked: WatchDir, request: Request) -> Any:
+        if sum(kept.id == guest.id for kept in self._kept.values()) >= MOST:
+            raise RpcError("resource_exhausted", f"the sandbox has {MOST} watchers: remove one")
+        kept, name = Kept(guest.id, await self._watch(guest, asked)), "w" + secrets.token_hex(10)
+        self._kept[name] = kept
+        kept.task = self._tasks.spawn(self._run(name, kept), f"watcher {name}")
+        return {"watcherId": name}
+
+    async def _run(self, name: str, kept: Kept) -> None:
+        running = asyncio.ensure_future(kept.run())
+        over = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (running, over):
+                task.cancel()
+            await asyncio.wait({running, over})
+            if kept.id not in self._service.ids():
+                self._kept.pop(name, None)
+
+    async def events(self, guest: Guest, asked: Watcher, request: Request) -> Any:
+        kept = self._find(guest, asked)
+        if kept.error is None and kept.task is not None and not kept.task.done():
+            try:
+                return {"events": await kept.take()}
+            except TimeoutError:
+                raise RpcError("unavailable", "the watcher does not answer") from None
+        text = "it has ended" if kept.error is None else kept.error.message
+        raise RpcError("internal", f"watcher error: {text}")
+
+    async def remove(self, guest: Guest, asked: Watcher, request: Request) -> Any:
+        kept = self._find(guest, asked)
+        del self._kept[asked.watcher_id]
+        if kept.task is not None and not kept.task.done():
+            kept.task.cancel()
+            await asyncio.wait({kept.task})
+        return {}
+
+    def _find(self, guest: Guest, asked: Watcher) -> Kept:
+        kept = self._kept.get(asked.watcher_id)
+        if kept is None or kept.id != guest.id:
+            raise RpcError("not_found", f"watcher with id {asked.watcher_id[:100]} not found")
+        return kept
+
+    async def _watch(self, guest: Guest, asked: WatchDir) -> Watched:
+        files, path = self._service.files(guest.id), guest.path(asked.path)
+        if (await files.stat(path, follow=True)).type != "dir":
+            raise RpcError("invalid_argument", f"path {path} not a directory")
+        watched = Watched(files, path, entries=asked.include_entry)
+        await watched.open(recursive=asked.recursive)
+        return watched
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

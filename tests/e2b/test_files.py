@@ -1,0 +1,207 @@
+"""`sandbox.files` of E2B's SDK."""
+
+from __future__ import annotations
+
+import io
+import os
+from datetime import UTC, datetime, timedelta
+from urllib.request import Request, urlopen
+
+import pytest
+from e2b import (
+    AsyncSandbox,
+    AuthenticationException,
+    FileNotFoundException,
+    FileType,
+    InvalidArgumentException,
+    NotEnoughSpaceException,
+    Sandbox,
+)
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def folder(shared: Sandbox) -> str:
+    """A folder of the test's own."""
+    name = f"/tmp/{os.urandom(6).hex()}"
+    shared.files.make_dir(name)
+    return name
+
+
+def test_text_and_bytes_come_back(shared: Sandbox, folder: str) -> None:
+    written = shared.files.write(f"{folder}/a.txt", "héllo")
+    assert (written.name, written.path) == ("a.txt", f"{folder}/a.txt")
+    assert written.type == FileType.FILE
+    assert shared.files.read(f"{folder}/a.txt") == "héllo"
+    data = bytes(range(256)) * 10
+    shared.files.write(f"{folder}/b", data)
+    assert bytes(shared.files.read(f"{folder}/b", format="bytes")) == data
+
+
+def test_writing_replaces_and_makes_folders(shared: Sandbox, folder: str) -> None:
+    path = f"{folder}/new/er/x.txt"
+    shared.files.write(path, "a long text")
+    shared.files.write(path, "short")
+    assert shared.files.read(path) == "short"
+
+
+def test_the_mode_of_what_was_there_stays(shared: Sandbox, folder: str) -> None:
+    shared.commands.run(f"echo x > {folder}/run; chmod 755 {folder}/run")
+    shared.files.write(f"{folder}/run", "#!/bin/sh\necho ran\n")
+    assert shared.commands.run(f"{folder}/run").stdout == "ran\n"
+
+
+def test_many_files_are_written_at_once(shared: Sandbox, folder: str) -> None:
+    names = ["one.txt", "with space.txt", "ümläut/é.txt"]
+    written = shared.files.write_files(
+        [{"path": f"{folder}/{name}", "data": name} for name in names]
+    )
+    assert [each.path for each in written] == [f"{folder}/{name}" for name in names]
+    for name in names:
+        assert shared.files.read(f"{folder}/{name}") == name
+
+
+@pytest.mark.parametrize(("gzip", "octets"), [(False, False), (False, True), (True, True)])
+def test_every_way_in_and_out_is_the_same(
+    shared: Sandbox, folder: str, gzip: bool, octets: bool
+) -> None:
+    data = os.urandom(300_000) + b"\r\n--boundary" * 1000
+    shared.files.write(f"{folder}/x", data, gzip=gzip, use_octet_stream=octets)
+    assert bytes(shared.files.read(f"{folder}/x", format="bytes", gzip=gzip)) == data
+    with shared.files.read(f"{folder}/x", format="stream", gzip=gzip) as stream:
+        assert b"".join(stream) == data
+
+
+def test_streams_are_written_as_they_come(shared: Sandbox, folder: str) -> None:
+    shared.files.write(f"{folder}/io", io.BytesIO(b"from a file"))
+    assert shared.files.read(f"{folder}/io") == "from a file"
+    shared.files.write(f"{folder}/gen", (b"%d," % n for n in range(1000)))
+    assert shared.files.read(f"{folder}/gen").startswith("0,1,2,")
+    shared.files.write(f"{folder}/gz", (b"z" * 100_000 for _ in range(20)), gzip=True)
+    assert shared.files.get_info(f"{folder}/gz").size == 2_000_000
+
+
+def test_an_empty_file_is_one(shared: Sandbox, folder: str) -> None:
+    shared.files.write(f"{folder}/empty", "")
+    assert shared.files.read(f"{folder}/empty") == ""
+    assert bytes(shared.files.read(f"{folder}/empty", format="bytes")) == b""
+    assert list(shared.files.read(f"{folder}/empty", format="stream")) == []
+
+
+def test_what_is_not_there_or_no_file_is_an_error(shared: Sandbox, folder: str) -> None:
+    with pytest.raises(FileNotFoundException, match="does not exist"):
+        shared.files.read(f"{folder}/nothing")
+    with pytest.raises(InvalidArgumentException):
+        shared.files.read(folder)
+    with pytest.raises(FileNotFoundException):
+        shared.files.get_info(f"{folder}/nothing")
+    with pytest.raises(FileNotFoundException):
+        shared.files.list(f"{folder}/nothing")
+    with pytest.raises(FileNotFoundException):
+        shared.files.rename(f"{folder}/nothing", f"{folder}/other")
+
+
+def test_an_entry_has_all_that_there_is_to_know(shared: Sandbox, folder: str) -> None:
+    shared.files.write(f"{folder}/a.txt", "12345")
+    info = shared.files.get_info(f"{folder}/a.txt")
+    assert (info.name, info.type, info.size) == ("a.txt", FileType.FILE, 5)
+    assert (info.mode, info.permissions) == (0o644, "-rw-r--r--")
+    assert (info.owner, info.group, info.symlink_target) == ("user", "user", None)
+    assert abs(datetime.now(UTC) - info.modified_time) < timedelta(minutes=1)
+    above = shared.files.get_info(folder)
+    assert (above.type, above.permissions) == (FileType.DIR, "drwxr-xr-x")
+
+
+def test_links_are_told_as_links(shared: Sandbox, folder: str) -> None:
+    shared.commands.run(f"cd {folder}; echo x > real; ln -s real link; ln -s nowhere broken")
+    info = shared.files.get_info(f"{folder}/link")
+    assert info.type == FileType.SYMLINK and info.symlink_target == f"{folder}/real"
+    assert {e.name for e in shared.files.list(folder)} == {"real", "link", "broken"}
+    assert shared.files.read(f"{folder}/link") == "x\n"
+
+
+def test_folders_are_listed_to_a_depth(shared: Sandbox, folder: str) -> None:
+    shared.commands.run(f"mkdir -p {folder}/a/b/c; touch {folder}/a/b/c/deep {folder}/z")
+    assert [e.name for e in shared.files.list(folder)] == ["a", "z"]
+    assert [e.path for e in shared.files.list(folder, depth=3)] == [
+        f"{folder}/{name}" for name in ("a", "a/b", "a/b/c", "z")
+    ]
+    with pytest.raises(InvalidArgumentException):
+        shared.files.list(f"{folder}/z")
+
+
+def test_folders_are_made_once(shared: Sandbox, folder: str) -> None:
+    assert shared.files.make_dir(f"{folder}/x/y") is True
+    assert shared.files.make_dir(f"{folder}/x/y") is False
+    assert shared.files.exists(f"{folder}/x/y") is True
+    shared.files.write(f"{folder}/file", "")
+    with pytest.raises(InvalidArgumentException):
+        shared.files.make_dir(f"{folder}/file")
+
+
+def test_things_are_renamed_and_removed(shared: Sandbox, folder: str) -> None:
+    shared.files.write(f"{folder}/old", "x")
+    info = shared.files.rename(f"{folder}/old", f"{folder}/sub/new")
+    assert info.path == f"{folder}/sub/new" and not shared.files.exists(f"{folder}/old")
+    shared.files.remove(f"{folder}/sub")
+    shared.files.remove(f"{folder}/sub")
+    assert not shared.files.exists(f"{folder}/sub")
+
+
+def test_paths_begin_at_home(shared: Sandbox) -> None:
+    home = shared.commands.run("echo $HOME").stdout.strip()
+    name = os.urandom(6).hex()
+    assert shared.files.write(name, "x").path == f"{home}/{name}"
+    assert shared.files.read(f"~/{name}") == "x"
+    assert shared.files.get_info(f"./x/../{name}").path == f"{home}/{name}"
+    shared.files.remove(name)
+
+
+def test_a_full_disk_is_told_as_such(sandbox: Sandbox) -> None:
+    limit = sandbox.commands.run("df -B1 --output=avail ~ | tail -1").stdout
+    pieces = int(limit) // 1_000_000 + 20
+    if pieces > 5000:
+        pytest.skip("its disk has no end worth reaching")
+    sandbox.commands.run(f"head -c {int(limit) - 2_000_000} /dev/zero > ~/fill")
+    with pytest.raises(NotEnoughSpaceException):
+        sandbox.files.write("x", b"x" * 8_000_000)
+
+
+def test_signed_links_need_no_token(shared: Sandbox, folder: str) -> None:
+    shared.files.write(f"{folder}/s é.txt", "signed")
+    link = shared.download_url(f"{folder}/s é.txt", use_signature_expiration=100)
+    assert urlopen(link).read() == b"signed"
+    part = b'Content-Disposition: form-data; name="file"; filename="n"'
+    body = b"--b\r\n" + part + b"\r\n\r\nup\r\n--b--\r\n"
+    request = Request(
+        shared.upload_url(f"{folder}/up"),
+        data=body,
+        headers={"content-type": "multipart/form-data; boundary=b"},
+    )
+    assert urlopen(request).status == 200
+    assert shared.files.read(f"{folder}/up") == "up"
+
+
+def test_another_user_is_nobody(shared: Sandbox) -> None:
+    with pytest.raises(AuthenticationException, match="invalid username: 'stranger'"):
+        shared.files.list("/", user="stranger")
+    with pytest.raises(AuthenticationException, match="invalid username: 'stranger'"):
+        shared.files.read("/etc/hostname", user="stranger")
+    assert shared.files.list("/", user="user")
+
+
+async def test_the_async_sdk_does_the_same(async_sandbox: AsyncSandbox) -> None:
+    files = async_sandbox.files
+    await files.write("a/b.txt", "text")
+    assert await files.read("a/b.txt") == "text"
+    assert [e.name for e in await files.list("a")] == ["b.txt"]
+    assert await files.make_dir("a/c") and await files.exists("a/c")
+    assert (await files.rename("a/b.txt", "a/c/d.txt")).name == "d.txt"
+    assert (await files.get_info("a/c/d.txt")).size == 4
+    written = await files.write_files([{"path": f"m{n}", "data": str(n)} for n in range(5)])
+    assert [each.name for each in written] == [f"m{n}" for n in range(5)]
+    async with await files.read("a/c/d.txt", format="stream") as stream:
+        assert b"".join([piece async for piece in stream]) == b"text"
+    await files.remove("a")
+    assert not await files.exists("a")

@@ -1,0 +1,107 @@
+"""`watch_dir` of E2B's SDK: asked for with the one, streamed with the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from e2b import (
+    AsyncSandbox,
+    FilesystemEventType,
+    InvalidArgumentException,
+    NotFoundException,
+    Sandbox,
+    SandboxException,
+)
+
+from tests.support import wait_for
+
+pytestmark = pytest.mark.real
+
+Kind = FilesystemEventType
+
+
+@pytest.fixture
+def folder(shared: Sandbox) -> str:
+    name = f"/tmp/{os.urandom(6).hex()}"
+    shared.files.make_dir(name)
+    return name
+
+
+def test_a_write_is_seen_as_e2b_sees_it(shared: Sandbox, folder: str) -> None:
+    handle = shared.files.watch_dir(folder)
+    shared.files.write(f"{folder}/a.txt", "new")
+    events = [(each.type, each.name) for each in handle.get_new_events()]
+    assert events == [(Kind.CREATE, "a.txt"), (Kind.CHMOD, "a.txt"), (Kind.WRITE, "a.txt")]
+    shared.files.write(f"{folder}/a.txt", "other")
+    assert (Kind.WRITE, "a.txt") in [(e.type, e.name) for e in handle.get_new_events()]
+    assert handle.get_new_events() == []
+    handle.stop()
+    with pytest.raises(SandboxException):
+        handle.get_new_events()
+
+
+def test_renames_and_removals_have_names(shared: Sandbox, folder: str) -> None:
+    shared.files.write(f"{folder}/a", "x")
+    handle = shared.files.watch_dir(folder)
+    shared.commands.run(f"cd {folder}; mv a b; chmod 600 b; rm b")
+    events = [(each.type, each.name) for each in handle.get_new_events()]
+    assert events == [
+        (Kind.RENAME, "a"),
+        (Kind.CREATE, "b"),
+        (Kind.CHMOD, "b"),
+        (Kind.REMOVE, "b"),
+    ]
+    handle.stop()
+
+
+def test_folders_below_are_watched_if_asked_for(shared: Sandbox, folder: str) -> None:
+    shared.files.make_dir(f"{folder}/sub")
+    deep = shared.files.watch_dir(folder, recursive=True, include_entry=True)
+    flat = shared.files.watch_dir(folder)
+    shared.files.write(f"{folder}/sub/x", "123")
+    found = [e for e in deep.get_new_events() if e.type == Kind.WRITE]
+    assert found[0].name == "sub/x"
+    assert found[0].entry is not None and found[0].entry.path == f"{folder}/sub/x"
+    assert not [e for e in flat.get_new_events() if e.name.startswith("sub/")]
+    shared.files.make_dir(f"{folder}/later")
+    wait_for(lambda: "later" in [e.name for e in deep.get_new_events()], what="the new folder")
+    shared.files.write(f"{folder}/later/y", "1")
+    assert "later/y" in [e.name for e in deep.get_new_events()]
+    deep.stop()
+    flat.stop()
+
+
+def test_only_folders_can_be_watched(shared: Sandbox, folder: str) -> None:
+    with pytest.raises(NotFoundException):
+        shared.files.watch_dir(f"{folder}/nothing")
+    shared.files.write(f"{folder}/file", "")
+    with pytest.raises(InvalidArgumentException):
+        shared.files.watch_dir(f"{folder}/file")
+
+
+async def test_the_async_sdk_is_told_at_once(async_sandbox: AsyncSandbox) -> None:
+    await async_sandbox.files.make_dir("w")
+    seen: asyncio.Queue[tuple[Kind, str]] = asyncio.Queue()
+    ended = asyncio.Event()
+    handle = await async_sandbox.files.watch_dir(
+        "w",
+        on_event=lambda event: seen.put_nowait((event.type, event.name)),
+        on_exit=lambda error: ended.set(),
+    )
+    await async_sandbox.files.write("w/x", "1")
+    async with asyncio.timeout(10):
+        while await seen.get() != (Kind.WRITE, "x"):
+            pass
+    await handle.stop()  # type: ignore[no-untyped-call]  # theirs
+    await asyncio.wait_for(ended.wait(), 10)
+
+
+async def test_a_watch_has_its_time(async_sandbox: AsyncSandbox) -> None:
+    ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
+    await async_sandbox.files.make_dir("w")
+    await async_sandbox.files.watch_dir(
+        "w", on_event=lambda event: None, on_exit=ended.put_nowait, timeout=1
+    )
+    assert "TimeoutException" in type(await asyncio.wait_for(ended.get(), 10)).__name__
