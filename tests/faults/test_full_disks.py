@@ -30,7 +30,7 @@ async def on_small_disk(nursery: Nursery, name: str, size: int) -> AsyncIterator
     """A server whose `data` or `run` directory is a file system of its own."""
     async with machine(nursery) as host:
         point = host.base / name
-        point.mkdir(mode=0o711)
+        point.mkdir(mode=0o711, exist_ok=True)
         options = f"size={size},mode=0711"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", point], check=True)
         try:
