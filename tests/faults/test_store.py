@@ -102,7 +102,7 @@ async def test_a_second_server_on_one_store_refuses_and_harms_nobody(
 
 async def test_a_damaged_store_is_said_so_at_the_start(own_nursery: Nursery) -> None:
     async with machine(own_nursery) as host:
-        (host.base / "data").mkdir(mode=0o711)
+        (host.base / "data").mkdir(mode=0o711, exist_ok=True)
         (host.base / "data/capsule.db").write_bytes(b"not a database" * 1000)
         host.spawn()
         assert await host.ended() == 1
