@@ -84,10 +84,9 @@ def test_the_playground(http: httpx.Client) -> None:
     ran = ask(http, "/api/playground/execute", sessionId="p", code=code, filename="index.js")
     assert (ran["success"], ran["output"]) == (True, "12\n"), ran
     gone = ask(http, "/api/playground/sync", sessionId="p", files=[])
-    assert sorted(gone["deleted"]) == ["src/a.bin", "src/lib.js"]
-    refused = http.post(
-        "/api/playground/install", json={"sessionId": "p", "packages": ["left-pad"]}
-    )
+    assert sorted(gone["deleted"]) == ["src", "src/a.bin", "src/lib.js"]
+    wanted = {"sessionId": "p", "packages": ["left-pad"]}
+    refused = http.post("/api/playground/install", json=wanted)
     assert refused.status_code == 403 and "`network` is none" in refused.json()["error"]["message"]
     assert ask(http, "/api/playground/container", sessionId="p")["existing"]
     assert http.delete("/api/playground/container?sessionId=p").json()["success"]
