@@ -102,9 +102,9 @@ class KernelProcess:
             if isinstance(said, kind):
                 return said
 
-    def begin(self, code: str) -> None:
+    def begin(self, code: str, **env: str) -> None:
         self.number += 1
-        self._send(wire.run(self.kernel, self.number, code))
+        self._send(wire.run(self.kernel, self.number, code, env))
 
     def finish(self, *, pressing: bool = False) -> Done:
         done, missing = Done(), {1, 2}
@@ -124,8 +124,9 @@ class KernelProcess:
         done.stdout, done.stderr = (b"".join(parts[n]).decode() for n in (1, 2))
         return done
 
-    def run(self, code: str) -> Done:
-        self.begin(code)
+    def run(self, code: str, **env: str) -> Done:
+        """`env` is for this run alone."""
+        self.begin(code, **env)
         return self.finish()
 
     def interrupted(self, code: str, *, after: str) -> Done:

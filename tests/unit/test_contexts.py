@@ -172,6 +172,20 @@ async def test_where_and_with_what_it_starts(box: Box) -> None:
     assert (await box.run(code, context.id)).stdout == b"/tmp 1 True\n"
 
 
+async def test_variables_that_are_for_one_run(box: Box) -> None:
+    code = "import os; os.environ.get('A')"
+    within = await box.contexts.run(box.id, ContextRun(code, env={"A": "1"}))
+    assert texts(within) == ["'1'"]
+    assert texts(await box.run(code)) == []
+    shell = ContextRun("echo $A", language="bash", env={"A": "1"})
+    assert (await box.contexts.run(box.id, shell)).stdout == b"1\n"
+    with pytest.raises(InvalidError, match="is no name of a shell's variable"):
+        bad = ContextRun("true", language="bash", env={"a-b": "1"})
+        await box.contexts.run(box.id, bad)
+    with pytest.raises(InvalidError, match="env"):
+        await box.contexts.run(box.id, ContextRun("1", env={"A": "\0"}))
+
+
 async def test_a_context_that_was_warmed_is_the_default_one(box: Box) -> None:
     warm = await box.contexts.warm(box.id, "python", imports=["decimal"])
     assert warm.id == "default-python"

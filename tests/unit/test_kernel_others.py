@@ -168,3 +168,15 @@ def test_bash_traces_the_code_and_hardly_us(bash: KernelProcess) -> None:
     done = bash.run("set -x; echo hi")
     assert (done.stdout, done.stderr) == ("hi\n", "++ echo hi\n")
     assert bash.run("set +x").status == "ok"
+
+
+def test_variables_of_one_run_are_gone_after_it(node: KernelProcess, bash: KernelProcess) -> None:
+    code = "[process.env.A, process.env.HOME].join()"
+    before = node.run(code).text
+    assert node.run(code, A="1", HOME="/h").text == "'1,/h'"
+    assert node.run(code).text == before
+    show = 'echo "${A-none} ${B-none}"; return 3'
+    bash.run("export A=\"it's\"$'\\n'so; set -u")
+    during = bash.run(show, A="a 'b' $c `d`\ne", B="")
+    assert during.stdout == "a 'b' $c `d`\ne \n" and during.status == "error"
+    assert bash.run(show).stdout == "it's\nso none\n"

@@ -292,6 +292,8 @@ plt.plot([1, 2], [3, 4], label="up"); plt.title("T"); plt.xlabel("X"); plt.yscal
     (figure,) = [each for each in scientific.run(line).shown if not each.main]
     assert base64.b64decode(str(figure.png)).startswith(b"\x89PNG")
     chart = plain(figure.chart)
+    ticks = {axis: (chart[axis].pop("ticks"), chart[axis].pop("tick_labels")) for axis in "xy"}
+    assert ticks["x"][0][:2] == [0.8, 1.0] and ticks["x"][1][:2] == ["0.8", "1.0"]
     assert chart == {
         "type": "line",
         "title": "T",

@@ -21,10 +21,11 @@ from capsule.edge import docs_page, metrics
 from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control import control_routes
-from capsule.edge.e2b.doors import DOOR, ENVD, Doors
+from capsule.edge.e2b.doors import DOOR, ENVD, INTERPRETER, Doors, Room
 from capsule.edge.e2b.envd import Envd
 from capsule.edge.e2b.file_content import FileContent
 from capsule.edge.e2b.filesystem import Filesystem
+from capsule.edge.e2b.interpreter import Interpreter
 from capsule.edge.e2b.process import Processes
 from capsule.edge.e2b.rpc import Call
 from capsule.edge.e2b.watchers import Watchers
@@ -100,9 +101,12 @@ def build_site(
     protect(web, service.own, public)
     identity, rates = Identity(config, service.keys), Rates(config)
     site: ASGIApp = KeyGuard(answering(route), identity, rates, public=public)
-    rooms = {ENVD: Envd(service, access, envd_calls(service, config, gate))}
-    site = Doors(site, rooms, Ports(service, identity, config, gate, access))
-    site = AddressGuard(site, config, rates)
+    ports = Ports(service, identity, config, gate, access)
+    rooms: dict[int, Room] = {
+        ENVD: Envd(service, access, envd_calls(service, config, gate)),
+        INTERPRETER: Interpreter(service, access, ports, config),
+    }
+    site = AddressGuard(Doors(site, rooms, ports), config, rates)
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))

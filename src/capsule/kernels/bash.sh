@@ -22,7 +22,7 @@ __capsule_trap='
   fi'
 __capsule_leave() { builtin return 2; }
 
-__capsule_run= __capsule_status=
+__capsule_run= __capsule_status= __capsule_undo=
 builtin trap "$__capsule_trap" INT
 IFS= builtin read -r __capsule_nonce <&"$__capsule_in"
 __capsule_send "{\"k\":\"ready\",\"version\":\"${BASH_VERSION%%[!0-9.]*}\",\"failed\":{}}" "$__capsule_out"
@@ -47,6 +47,8 @@ while { builtin :; } 2>/dev/null; do
   builtin source /dev/fd/63 63<<<"$__capsule_code"
   {
     __capsule_exit=$? __capsule_run=
+    builtin eval "$__capsule_undo"
+    __capsule_undo=
     if [[ $__capsule_status == interrupted ]]; then
       builtin trap - DEBUG
       builtin shopt -u extdebug

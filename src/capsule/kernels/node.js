@@ -227,9 +227,11 @@
     return Promise.race([fetch(reply.result), stopped]); // a promise is awaited on the way
   }
 
-  async function execute(code) {
+  async function execute(code, env) {
     let status = 'ok';
+    const before = Object.keys(env).map((name) => [name, process.env[name]]);
     try {
+      Object.assign(process.env, env);
       const value = await evaluate(code);
       if (value !== undefined) send(describe(value, true));
     } catch (error) {
@@ -237,6 +239,10 @@
       report(error);
     }
     interrupted = null;
+    for (const [name, value] of before) {
+      if (value === undefined) delete process.env[name];
+      else process.env[name] = value;
+    }
     return { k: 'end', run, status };
   }
 
@@ -263,7 +269,7 @@
     while (waiting.length) {
       const request = waiting.shift();
       run = request.run;
-      const end = request.op === 'sync' ? { k: 'sync', run } : await execute(request.code);
+      const end = request.op === 'sync' ? { k: 'sync', run } : await execute(request.code, request.env || {});
       send({ k: end.k, run }, 2);
       send(end);
     }

@@ -24,6 +24,7 @@ LARGEST_FORM = 4 << 20
 LARGEST_RESULT = 6 << 20
 LARGEST_JSON = 1 << 20
 MOST_ROWS, MOST_COLUMNS, MOST_POINTS = 1000, 100, 10000
+MOST_TICKS = 200
 MOST_SOURCES = 500  # runs whose lines tracebacks can show
 DEEPEST = 32
 
@@ -311,9 +312,20 @@ def axes_chart(axes):
     return {
         "type": kind,
         "title": text_of(axes.get_title()),
-        "x": {"label": text_of(axes.get_xlabel()), "scale": axes.get_xscale()},
-        "y": {"label": text_of(axes.get_ylabel()), "scale": axes.get_yscale()},
+        "x": axis_of(axes.xaxis, axes.get_xlabel(), axes.get_xscale()),
+        "y": axis_of(axes.yaxis, axes.get_ylabel(), axes.get_yscale()),
         "series": series,
+    }
+
+
+def axis_of(axis, label, scale):
+    places = list(axis.get_ticklocs())[:MOST_TICKS]
+    names = [text_of(tick.get_text()) for tick in axis.get_ticklabels()[:MOST_TICKS]]
+    return {
+        "label": text_of(label),
+        "scale": scale,
+        "ticks": [clean(place, DEEPEST) for place in places],
+        "tick_labels": names,
     }
 
 
@@ -439,10 +451,10 @@ class Kernel:
             try:
                 request = json.loads(line)
                 op, self.run = request["op"], request["run"]
-                code = request.get("code", "")
+                code, env = request.get("code", ""), request.get("env", {})
             except (ValueError, KeyError, TypeError):
                 continue  # half a line, from a server that died while it wrote
-            end = {"k": "sync", "run": self.run} if op == "sync" else self.guarded(code)
+            end = {"k": "sync", "run": self.run} if op == "sync" else self.within(env, code)
             if os.getpid() != self.pid:  # user code forked, and this is the child
                 flush()
                 os._exit(0)
@@ -461,6 +473,21 @@ class Kernel:
                 failed[name] = brief(error)
         version = ".".join(map(str, sys.version_info[:3]))
         self.wire.send({"k": "ready", "version": version, "failed": failed})
+
+    def within(self, env, code):
+        """With these variables; afterwards they are as they were before."""
+        if not env:
+            return self.guarded(code)
+        before = {name: os.environ.get(name) for name in env}
+        os.environ.update(env)
+        try:
+            return self.guarded(code)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
     def guarded(self, code):
         try:

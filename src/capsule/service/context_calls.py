@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from capsule.model import MIB, Template
 from capsule.service import validate
 from capsule.service.context import ContextRecord
 from capsule.service.kernels import Start, start_of
+from capsule.settings import brief
 
 MAX_CODE = {"python": 8 * MIB, "node": 8 * MIB, "bash": MIB}  # bash reads byte by byte
 MAX_IMPORTS = 100
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class ContextRun:
     context: str | None = None
     language: str | None = None
     timeout: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict)  # while it runs; then as before
 
 
 def default_record(
@@ -85,6 +89,15 @@ def code_of(code: str, kernel: str) -> str:
             limit=most,
         )
     return code
+
+
+def run_env(env: Mapping[str, str], kernel: str) -> Mapping[str, str]:
+    """Raises InvalidError, TooLargeError."""
+    validate.env(env)
+    for name in env if kernel == "bash" else ():
+        if not _VARIABLE.fullmatch(name):
+            raise InvalidError(f"env: {brief(name)} is no name of a shell's variable", field="env")
+    return env
 
 
 def imports_of(names: Sequence[str], kernel: str) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ import asyncio
 import builtins
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import structlog
 
@@ -38,11 +39,18 @@ from capsule.service import kernel_wire as wire
 from capsule.service import validate
 from capsule.service.access import Access
 from capsule.service.context import Context, ContextInfo, ContextRecord
-from capsule.service.context_calls import ContextCall, ContextRun, code_of, fresh, new_record
+from capsule.service.context_calls import (
+    ContextCall,
+    ContextRun,
+    code_of,
+    fresh,
+    new_record,
+    run_env,
+)
 from capsule.service.entry import Entry
 from capsule.service.execs import nothing
 from capsule.service.interpreters import Interpreters, hang_up, kill
-from capsule.service.kernels import start_of
+from capsule.service.kernels import able, start_of
 from capsule.service.live_run import LiveRun, RunEnd, RunResult, collect
 from capsule.service.permits import Permit, Permits
 from capsule.service.room import holding
@@ -64,6 +72,14 @@ class _Shelf:
 
     contexts: dict[str, Context]
     making: asyncio.Lock = field(default_factory=asyncio.Lock)  # two must not make one default
+
+
+class Request(NamedTuple):
+    """A run, checked."""
+
+    code: str
+    env: Mapping[str, str]
+    timeout: float
 
 
 class Contexts:
@@ -135,9 +151,10 @@ class Contexts:
         async with visit as link:
             context = await self._find_for(entry, link, call)
             code = code_of(call.code, context.record.kernel)
+            env = run_env(call.env, context.record.kernel)
             await context.enter()
             try:
-                return await self._begin(entry, link, context, code, timeout)
+                return await self._begin(entry, link, context, Request(code, env, timeout))
             except BaseException:
                 context.turn.release()
                 raise
@@ -181,6 +198,15 @@ class Contexts:
             async with context.turn:  # its run has seen the end
                 await hang_up(context)
             await self._store.remove_context(visit.entry.id, name)
+
+    def languages(self, id: str) -> Sequence[str]:
+        """Those of the sandbox that contexts can be had for."""
+        return able(self._access.sandboxes.find(id).template)
+
+    async def language(self, id: str, name: str) -> str:
+        """Of a context. Raises NotFoundError."""
+        entry = self._access.sandboxes.find(id)
+        return _found(await self._shelf(entry), name).record.language
 
     async def list(self, id: str) -> builtins.list[ContextInfo]:
         visit = self._access.visit(id)
@@ -267,14 +293,14 @@ class Contexts:
         return context
 
     async def _begin(
-        self, entry: Entry, link: AgentLink, context: Context, code: str, timeout: float
+        self, entry: Entry, link: AgentLink, context: Context, request: Request
     ) -> LiveRun:
         context.check_alive()
         permit = self._permits.take(entry)
         try:
             talk = context.talk or await self._interpreters.attach(entry, link, context)
             if context.syncing:
-                await self._interpreters.sync(entry, context, talk, timeout)
+                await self._interpreters.sync(entry, context, talk, request.timeout)
             record = replace(context.record, run=context.record.run + 1, busy=True)
             await self._store.save_context(entry.id, record)
         except BaseException:
@@ -282,7 +308,7 @@ class Contexts:
             raise
         context.record, context.running = record, True
         live = LiveRun(context.id, record.run)
-        work = self._drive(entry, link, context, talk, live, code, timeout, permit)
+        work = self._drive(entry, link, context, talk, live, request, permit)
         self._tasks.spawn(work, f"run {record.run} in {context.id}")
         return live
 
@@ -293,19 +319,18 @@ class Contexts:
         context: Context,
         talk: Talk,
         live: LiveRun,
-        code: str,
-        timeout: float,
+        request: Request,
         permit: Permit,
     ) -> None:
         began = time.monotonic()
         try:
             talking = Conversation(
-                talk, live, timeout=timeout, kill=lambda: link.kill(context.exec_id)
+                talk, live, timeout=request.timeout, kill=lambda: link.kill(context.exec_id)
             )
-            outcome = await talking.hold(code)
+            outcome = await talking.hold(request.code, request.env)
             spent = (time.monotonic() - began) * 1000
-            end = await self._ended(entry, context, live, outcome, timeout)
-            await self.mark(entry, context.exec_id, (context.record.language, code))
+            end = await self._ended(entry, context, live, outcome, request.timeout)
+            await self.mark(entry, context.exec_id, (context.record.language, request.code))
             dropped, lost = talking.tally.dropped, talk.lost_bytes
             live.put(replace(end, duration_ms=spent, dropped=dropped, lost_bytes=lost))
         except UnavailableError as error:

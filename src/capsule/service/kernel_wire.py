@@ -8,7 +8,8 @@ input raises.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -94,11 +95,19 @@ def hello(kernel: str, nonce: str, imports: tuple[str, ...]) -> bytes:
     return _line({"op": "hello", "nonce": nonce, "imports": imports})
 
 
-def run(kernel: str, number: int, code: str) -> bytes:
+def run(kernel: str, number: int, code: str, env: Mapping[str, str] | None = None) -> bytes:
     if kernel == "bash":
+        code = "".join(_export(name, value) for name, value in (env or {}).items()) + code
         escaped = code.replace("\\", "\\\\").replace("\n", "\\n")
         return f"{number} {escaped}\n".encode()
-    return _line({"op": "run", "run": number, "code": code})
+    more = {"env": env} if env else {}
+    return _line({"op": "run", "run": number, "code": code, **more})
+
+
+def _export(name: str, value: str) -> str:
+    """Before the code, in its first line; the kernel takes it back as it is told here."""
+    before = f'[[ -v {name} ]] && __capsule_undo+="export {name}=${{{name}@Q}};"'
+    return f'{before} || __capsule_undo+="unset {name};"; export {name}={shlex.quote(value)}; '
 
 
 def sync(kernel: str, number: int) -> bytes:

@@ -50,14 +50,19 @@ def start_of(template: Template, name: str | None) -> Start:
     language = find_language(template, name)
     kind = _kind(language)
     if kind is None:
-        able = sorted({each.name for each in template.languages.values() if _kind(each)})
+        names = able(template)
         raise NotSupportedError(
             f"language {language.name} of template {template.name} has no live interpreter",
-            hint=f"it has one for: {', '.join(able)}" if able else "take a template that has one",
+            hint=f"it has one for: {', '.join(names)}" if names else "take a template that has one",
             field="language",
         )
     command = (*language.command[:-1], *kind.options)
     return Start(language.name, kind.kernel, kind.source, command)
+
+
+def able(template: Template) -> list[str]:
+    """Its languages that have a live interpreter."""
+    return sorted({each.name for each in template.languages.values() if _kind(each)})
 
 
 def _kind(language: Language) -> _Kind | None:

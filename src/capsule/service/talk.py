@@ -7,7 +7,7 @@ the interpreter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from capsule.link.exec_stream import ExecStream, Gap
@@ -121,11 +121,11 @@ class Conversation:
         self._gaps = 0
         self._stall = STALL
 
-    async def hold(self, code: str) -> Outcome:
+    async def hold(self, code: str, env: Mapping[str, str] | None = None) -> Outcome:
         """Raises UnavailableError."""
         talk, outcome = self._talk, self._outcome
         talk.lost_bytes = self._gaps = talk.gaps = 0
-        request = wire.run(talk.kernel, self._live.run, code)
+        request = wire.run(talk.kernel, self._live.run, code, env)
         sending = asyncio.ensure_future(talk.stream.send(request))  # it may be large
         try:
             while self._missing:

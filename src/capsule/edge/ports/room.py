@@ -69,11 +69,11 @@ class Ports:
         except Left:
             pass
         except http.Cut:
-            await _cut(scope)
+            await cut(scope)
         except Exception as error:  # the edge: whatever it is becomes an answer
             told = error if isinstance(error, pages.PortError) else pages.of(understand(error))
             if answer.begun:
-                await _cut(scope)
+                await cut(scope)
             else:
                 await pages.answer(told, door.id, door.port, scope, receive, send)
 
@@ -81,7 +81,7 @@ class Ports:
         if not 1 <= door.port <= 65535:
             raise pages.no_port(door.port)
         shown = await self._shown(door.id, scope)
-        sandbox = self._admit(door.id, scope, shown)
+        sandbox = self._admitted(door.id, scope, shown)
         self._gate.admit()
         origin = self._origin(sandbox, door.port, scope)
         headers = inwards(scope, origin, shown.secret)
@@ -106,7 +106,11 @@ class Ports:
                 secret.add(name)
         return Shown(callers, frozenset(secret))
 
-    def _admit(self, id: str, scope: Scope, shown: Shown) -> Sandbox:
+    async def admit(self, id: str, scope: Scope) -> Sandbox:
+        """Raises PortError where a request may not come to a port of the sandbox."""
+        return self._admitted(id, scope, await self._shown(id, scope))
+
+    def _admitted(self, id: str, scope: Scope, shown: Shown) -> Sandbox:
         missing = pages.not_found(known_caller=bool(shown.callers))
         try:
             sandbox = self._service.get(id)
@@ -163,7 +167,7 @@ async def _carry_request(
     await http.carry(stream, scope, receive, send, [*kept, *length])
 
 
-async def _cut(scope: Scope) -> None:
+async def cut(scope: Scope) -> None:
     """Let the client see that this is not the end."""
     if (abort := scope.get(ABORT)) is not None:
         abort()

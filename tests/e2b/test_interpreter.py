@@ -1,0 +1,301 @@
+"""E2B's code interpreter, with the SDK as users install it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from e2b import NotFoundException, SandboxException, TimeoutException
+from e2b_code_interpreter import AsyncSandbox, Execution, Sandbox
+
+from capsule.edge.e2b.access import Access
+from tests.api.client import Api
+from tests.e2b.conftest import parameters
+from tests.support.servers import RealServer
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="session")
+def interpreter(place: RealServer) -> Iterator[Sandbox]:
+    """One for all tests: whoever changes a context makes one of his own."""
+    made = Sandbox.create(timeout=1800, **parameters(place))
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+async def async_interpreter(place: RealServer) -> AsyncIterator[AsyncSandbox]:
+    made = await AsyncSandbox.create(timeout=120, **parameters(place))
+    yield made
+    await made.kill()
+
+
+def test_the_last_value_is_the_result(interpreter: Sandbox) -> None:
+    ran = interpreter.run_code("x = 40\nx + 2")
+    assert ran.text == "42"
+    (result,) = ran.results
+    assert result.is_main_result and list(result.formats()) == ["text"]
+    assert ran.error is None and ran.logs.stdout == []
+
+
+def test_variables_live_on_and_runs_are_counted(interpreter: Sandbox) -> None:
+    context = interpreter.create_code_context()
+    counts = [interpreter.run_code("y = 1", context=context).execution_count for _ in range(3)]
+    assert counts == [1, 2, 3]
+    assert interpreter.run_code("y + 1", context=context).text == "2"
+
+
+def test_a_text_is_shown_without_its_quotes(interpreter: Sandbox) -> None:
+    assert interpreter.run_code("'it is \"so\"'").text == 'it is "so"'
+
+
+def test_output_and_errors_come_as_they_are_made(interpreter: Sandbox) -> None:
+    code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\ndisplay(7)\n1 / 0"
+    heard: list[tuple[str, object]] = []
+    ran = interpreter.run_code(
+        code,
+        on_stdout=lambda m: heard.append(("stdout", m.line)),
+        on_stderr=lambda m: heard.append(("stderr", m.line)),
+        on_result=lambda r: heard.append(("result", r.text)),
+        on_error=lambda e: heard.append(("error", e.name)),
+    )
+    assert sorted(heard[:2]) == [("stderr", "err\n"), ("stdout", "out\n")]
+    assert heard[2:] == [("result", "7"), ("error", "ZeroDivisionError")]
+    assert (ran.logs.stdout, ran.logs.stderr) == (["out\n"], ["err\n"])
+    assert ran.error is not None
+    assert ran.error.value == "division by zero" and "line 5" in ran.error.traceback
+    assert not ran.results[0].is_main_result
+
+
+FORMS = """
+class Everything:
+    def __repr__(self): return "text"
+    def _repr_html_(self): return "<b>html</b>"
+    def _repr_markdown_(self): return "**markdown**"
+    def _repr_svg_(self): return "<svg/>"
+    def _repr_png_(self): return b"png"
+    def _repr_jpeg_(self): return b"jpeg"
+    def _repr_pdf_(self): return b"pdf"
+    def _repr_latex_(self): return "$latex$"
+    def _repr_json_(self): return {"json": 1}
+    def _repr_javascript_(self): return "1"
+Everything()
+"""
+
+
+def test_every_form_of_a_result_arrives(interpreter: Sandbox) -> None:
+    (result,) = interpreter.run_code(FORMS).results
+    assert (result.text, result.html, result.markdown) == ("text", "<b>html</b>", "**markdown**")
+    assert (result.svg, result.latex, result.javascript) == ("<svg/>", "$latex$", "1")
+    assert (result.png, result.jpeg, result.pdf) == ("cG5n", "anBlZw==", "cGRm")
+    assert result.json == {"json": 1}
+
+
+def test_languages(interpreter: Sandbox) -> None:
+    bash = interpreter.run_code("echo from bash; false", language="bash")
+    assert bash.logs.stdout == ["from bash\n"]
+    assert bash.error is not None and bash.error.value == "1"
+    for language in ("r", "java", "typescript", "ts", "cobol"):
+        with pytest.raises(SandboxException, match="is not in this sandbox; it has:"):
+            interpreter.run_code("1", language=language)
+
+
+def test_javascript(interpreter: Sandbox) -> None:
+    if not interpreter.commands.run("command -v node || true").stdout:
+        pytest.skip("this sandbox has no node")
+    ran = interpreter.run_code("const a = 2; console.log('hi'); await Promise.resolve(a * 3)", "js")
+    assert (ran.text, ran.logs.stdout) == ("6", ["hi\n"])
+
+
+def test_variables_of_the_environment_are_for_one_run(interpreter: Sandbox) -> None:
+    context = interpreter.create_code_context()
+    code = "import os; (os.environ.get('A'), os.environ.get('HOME'))"
+    envs = {"A": "it's $1", "HOME": "/elsewhere"}
+    ran = interpreter.run_code(code, context=context, envs=envs)
+    assert ran.text == "(\"it's $1\", '/elsewhere')"
+    assert interpreter.run_code(code, context=context).text == "(None, '/home/user')"
+    shell = interpreter.create_code_context(language="bash")
+    show = 'echo "$A ${B-none}"; bash -c \'echo "$A"\''
+    interpreter.run_code("export A=before", context=shell)
+    within = interpreter.run_code(show, context=shell, envs={"A": "a 'b' \\ $c\nd", "B": ""})
+    assert "".join(within.logs.stdout) == "a 'b' \\ $c\nd \na 'b' \\ $c\nd\n"
+    after = interpreter.run_code(show, context=shell)
+    assert "".join(after.logs.stdout) == "before none\nbefore\n"
+
+
+def test_variables_of_the_sandbox_are_there(place: RealServer) -> None:
+    options = parameters(place)
+    with Sandbox.create(envs={"GIVEN": "yes"}, **options) as made:
+        assert made.run_code("import os; os.environ['GIVEN']").text == "yes"
+
+
+def test_contexts_come_and_go(interpreter: Sandbox) -> None:
+    context = interpreter.create_code_context(cwd="/tmp", language="python")
+    assert (context.language, context.cwd) == ("python", "/tmp")
+    assert interpreter.run_code("import os; z = 1; os.getcwd()", context=context).text == "/tmp"
+    listed = {each.id: each for each in interpreter.list_code_contexts()}
+    assert listed[context.id].cwd == "/tmp"
+    assert {each.language for each in listed.values()} >= {"python", "javascript"}
+    interpreter.restart_code_context(context)
+    gone = interpreter.run_code("z", context=context)
+    assert gone.error is not None and gone.error.name == "NameError"
+    interpreter.remove_code_context(context)
+    assert context.id not in [each.id for each in interpreter.list_code_contexts()]
+    for call in (interpreter.remove_code_context, interpreter.restart_code_context):
+        with pytest.raises(NotFoundException, match=f"Context {context.id} not found"):
+            call(context)
+    with pytest.raises(NotFoundException, match=f"Context {context.id} not found"):
+        interpreter.run_code("1", context=context)
+
+
+def test_default_contexts_are_used_by_name_too(interpreter: Sandbox) -> None:
+    interpreter.run_code("w = 5")
+    default = next(c for c in interpreter.list_code_contexts() if c.id == "default-python")
+    assert interpreter.run_code("w", context=default).text == "5"
+    interpreter.restart_code_context(default)
+    again = interpreter.run_code("w", context=default)
+    assert again.error is not None and again.error.name == "NameError"
+
+
+def test_a_timeout_interrupts_the_run(interpreter: Sandbox) -> None:
+    context = interpreter.create_code_context()
+    interpreter.run_code("kept = 1", context=context)
+    with pytest.raises(TimeoutException):
+        interpreter.run_code("import time; time.sleep(60)", context=context, timeout=1)
+    began = time.monotonic()
+    assert interpreter.run_code("kept", context=context).text == "1"
+    assert time.monotonic() - began < 10
+
+
+def test_an_interpreter_that_died_begins_again(interpreter: Sandbox) -> None:
+    context = interpreter.create_code_context()
+    died = interpreter.run_code("import os; os._exit(3)", context=context)
+    assert died.error is not None and "exited with code 3" in died.error.value
+    assert interpreter.run_code("'alive'", context=context).text == "alive"
+    interpreter.run_code("exit()", context=context)
+    assert interpreter.run_code("'alive'", context=context).text == "alive"
+
+
+def test_lines_of_ipython(interpreter: Sandbox) -> None:
+    context = interpreter.create_code_context()
+
+    def run(code: str) -> Execution:
+        return interpreter.run_code(code, context=context)
+
+    ran = run("!echo $((6 * 7))\nif True:\n    !echo 'in' \"it\"\n%matplotlib inline")
+    assert "".join(ran.logs.stdout) == "42\nin it\n" and ran.results == []
+    assert run("%cd /tmp\nimport os\nos.getcwd()").text == "/tmp"
+    assert run("%env E2B_ENV=set\nos.environ['E2B_ENV']").text == "set"
+    assert run("x = '''\n!not a command\n'''\nx").error is None
+    with pytest.raises(SandboxException, match="%timeit is not known here"):
+        run("%timeit 1")
+
+
+def test_a_file_of_the_sdk_is_there_for_the_code(interpreter: Sandbox) -> None:
+    interpreter.files.write("data.txt", "from outside")
+    assert interpreter.run_code("open('data.txt').read()").text == "from outside"
+    interpreter.run_code("open('made.txt', 'w').write('from inside')")
+    assert interpreter.files.read("made.txt") == "from inside"
+
+
+def test_another_connection_finds_the_same_variables(place: RealServer) -> None:
+    options = parameters(place)
+    made = Sandbox.create(**options)
+    try:
+        made.run_code("kept = 'here'")
+        again = Sandbox.connect(made.sandbox_id, **options)
+        assert again.run_code("kept").text == "here"
+    finally:
+        made.kill()
+    with pytest.raises(TimeoutException, match="was not found"):
+        made.run_code("1")
+
+
+async def test_the_async_sdk(async_interpreter: AsyncSandbox) -> None:
+    sandbox = async_interpreter
+    lines: list[str] = []
+
+    async def hear(message: object) -> None:
+        lines.append(str(message))
+
+    ran = await sandbox.run_code("print('hi')\n6 * 7", on_stdout=hear)
+    assert (ran.text, lines) == ("42", ["hi\n"])
+    context = await sandbox.create_code_context(cwd="/tmp")
+    assert (await sandbox.run_code("import os; os.getcwd()", context=context)).text == "/tmp"
+    assert context.id in [each.id for each in await sandbox.list_code_contexts()]
+    await sandbox.restart_code_context(context.id)
+    await sandbox.remove_code_context(context.id)
+    with pytest.raises(TimeoutException):
+        await sandbox.run_code("while True: pass", timeout=1)
+    assert (await sandbox.run_code("'still ' + 'here'")).text == "still here"
+
+
+async def test_runs_of_a_context_wait_for_each_other(async_interpreter: AsyncSandbox) -> None:
+    sandbox = async_interpreter
+    await sandbox.run_code("import time; order = []")
+    code = "order.append({n}); time.sleep(0.05); order.append({n})"
+    await asyncio.gather(*(sandbox.run_code(code.format(n=n)) for n in range(4)))
+    order = json.loads((await sandbox.run_code("order")).text or "")
+    assert order[::2] == order[1::2] and sorted(order[::2]) == [0, 1, 2, 3]
+
+
+async def test_killing_the_sandbox_ends_its_run(place: RealServer) -> None:
+    options = parameters(place)
+    sandbox = await AsyncSandbox.create(**options)
+    begun = asyncio.Event()
+
+    async def hear(message: object) -> None:
+        begun.set()
+
+    running = asyncio.create_task(
+        sandbox.run_code("print('on'); import time; time.sleep(60)", on_stdout=hear)
+    )
+    await begun.wait()
+    await sandbox.kill()
+    with pytest.raises(TimeoutException, match="was killed while the request was in progress"):
+        await running
+
+
+def door(id: str, **more: str) -> dict[str, str]:
+    named = {name.replace("_", "-"): value for name, value in more.items()}
+    return {"e2b-sandbox-id": id, "e2b-sandbox-port": "49999", **named}
+
+
+async def test_running_code_takes_the_sandboxes_token(api: Api, box: str) -> None:
+    for headers in (door(box), door(box, x_access_token="ea_wrong")):
+        answer = await api.http.post("/execute", json={"code": "1"}, headers=headers)
+        assert answer.status_code == 401
+    assert (await api.http.get("/health", headers=door(box))).text == "OK"
+    assert (await api.http.get("/nothing", headers=door(box))).status_code == 404
+    gone = await api.http.get("/contexts", headers=door("nobody"))
+    assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
+
+
+async def test_one_of_context_and_language(api: Api, box: str, access: Access) -> None:
+    headers = door(box, x_access_token=access.token(box))
+    body = {"code": "1", "context_id": "a", "language": "python"}
+    answer = await api.http.post("/execute", json=body, headers=headers)
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        400,
+        "text/plain; charset=utf-8",
+    )
+    wrong = await api.http.post("/execute", json={"code": 1}, headers=headers)
+    assert wrong.status_code == 400
+
+
+async def test_a_silent_run_says_that_it_lives(server: RealServer, access: Access) -> None:
+    sandbox = Sandbox.create(**parameters(server))
+    try:
+        headers = door(sandbox.sandbox_id, x_access_token=access.token(sandbox.sandbox_id))
+        body = {"code": "import time; time.sleep(5.3)"}
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+            answer = await http.post("/execute", json=body, headers=headers)
+        kinds = [json.loads(line)["type"] for line in answer.text.splitlines()]
+        assert kinds == ["number_of_executions", "keepalive", "end_of_execution"]
+    finally:
+        sandbox.kill()
