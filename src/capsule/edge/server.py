@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -34,9 +35,12 @@ HEADER_PATIENCE = 20.0  # from the first byte (or the connection) to the end of 
 WRITE_PATIENCE = 50.0  # a peer that takes nothing of what we send for this long is gone
 PROBES = (20, 10, 3)  # the kernel asks a silent peer after so long, then again, so many times
 MAX_HEADERS = 64 * 1024
-KEEP_ALIVE = (
-    640  # longer than clients keep theirs (E2B's: 300): they close first, no request is lost
-)
+# Longer than clients keep theirs (and E2B's load balancers: 600 seconds): they close first, and no
+# request is lost. Too many that wait are closed sooner, see `Idle`.
+KEEP_ALIVE = 640
+MOST_IDLE = 4096
+MOST_FILES = 65536
+BACKLOG = 2048  # a client opens 200 connections at once, and asyncio takes them one after the other
 MAX_MESSAGE = 1024 * 1024  # of a WebSocket
 
 
@@ -58,7 +62,33 @@ class Timer:
             self._handle = None
 
 
+class Idle:
+    """Connections that wait for their next request. Of too many, the one that has waited longest
+    is closed: they hold files that others need.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: dict[HttpConnection, None] = {}
+
+    def add(self, connection: HttpConnection) -> None:
+        self._waiting[connection] = None
+        if len(self._waiting) > self._most:
+            longest = next(iter(self._waiting))
+            del self._waiting[longest]
+            longest.transport.close()
+
+    def remove(self, connection: HttpConnection) -> None:
+        self._waiting.pop(connection, None)
+
+
+class HttpConfig(uvicorn.Config):
+    idle: Idle
+
+
 class HttpConnection(HttpToolsProtocol):
+    config: HttpConfig
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(Joined(transport))  # type: ignore[arg-type]  # as one, in all it uses
         _keep_probing(transport)
@@ -70,9 +100,17 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_due.disarm()
         self._write_due.disarm()
+        self.config.idle.remove(self)
         super().connection_lost(exc)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.cycle is not None:
+            if self.cycle.response_complete:  # nothing was sent ahead
+                self.config.idle.add(self)
+
     def on_message_begin(self) -> None:
+        self.config.idle.remove(self)
         self._header_size = 0
         self._headers_due.arm()
         super().on_message_begin()
@@ -144,6 +182,17 @@ class SocketConnection(WebSocketsSansIOProtocol):
         super().resume_writing()
 
 
+def files_for_us() -> int:
+    """How many files this process may have open: as many as it is let, which is often more than it
+    begins with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+
+
 def _keep_probing(transport: asyncio.Transport) -> None:
     """The kernel finds out about peers that vanished without a word."""
     sock = transport.get_extra_info("socket")
@@ -166,6 +215,8 @@ class Server(uvicorn.Server):
     with the seconds that this may take, and again when somebody is in a hurry.
     """
 
+    config: HttpConfig
+
     def __init__(
         self,
         config: Config,
@@ -175,25 +226,26 @@ class Server(uvicorn.Server):
         on_drain: Callable[[float], None],
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=HttpConnection,
-                ws=SocketConnection,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=2,
-                ws_max_size=MAX_MESSAGE,
-                ws_ping_interval=20,
-                # No pong comes while we do not read, and we do not while a program takes no input.
-                ws_ping_timeout=None,
-                ws_per_message_deflate=False,
-            )
+        http = HttpConfig(
+            app,
+            http=HttpConnection,
+            ws=SocketConnection,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=2,
+            ws_max_size=MAX_MESSAGE,
+            ws_ping_interval=20,
+            # No pong comes while we do not read, and we do not while a program takes no input.
+            ws_ping_timeout=None,
+            ws_per_message_deflate=False,
         )
+        http.idle = Idle(min(MOST_IDLE, files_for_us() // 4))
+        super().__init__(http)
         self._gate = gate
         self._on_drain = on_drain
         self._on_ready = on_ready
