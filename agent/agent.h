@@ -256,11 +256,20 @@ void shepherd_serve(int sock) __attribute__((noreturn));
 
 /* files.c: the child that does one file operation and exits */
 void file_main(int request_fd, int conn) __attribute__((noreturn));
+/* watch.c: one that stays */
+void watch_files(int conn, const char *path, bool recursive, void refuse(int err, const char *stage)) __attribute__((noreturn));
+/* detail.c: what is told of a file beyond its stat, and given to it */
+struct stat;
+const char *type_name(mode_t m);
+void detail_want(const struct json *request);
+void detail_json(struct buf *b, int dir, const char *name, const struct stat *st);
+bool attributes_set(int fd, const struct json *request); /* false: see errno */
 /* tree.c: removal that survives any depth and follows nothing */
 bool remove_tree(int dirfd, const char *name);
 /* copy.c: modes and times are kept, hard links become copies. false: see errno, and remove what was made. */
 bool copy_data(int from, int to);
 bool copy_tree(const char *from, const char *to);
+int rename_to(const char *from, const char *to, bool overwrite); /* -1: see errno */
 
 /* output.c: what an exec has written, with offsets */
 struct output {

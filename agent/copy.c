@@ -1,6 +1,7 @@
 /* Copies what a hostile program made: by descriptors, following nothing, holes as holes. */
 #include "agent.h"
 #include <dirent.h>
+#include <stdio.h>
 #include <sys/stat.h>
 
 #define DEEPEST 128 /* levels; each takes two descriptors */
@@ -81,4 +82,19 @@ static bool copy_entry(int from, const char *name, int to, const char *as, struc
 bool copy_tree(const char *from, const char *to) {
     struct stat top;
     return copy_entry(AT_FDCWD, from, AT_FDCWD, to, &top, 0);
+}
+
+/* For file systems that know no NOREPLACE, as gVisor's mounted folders: a second name must be a new one. A folder can have
+ * only one; there a look must do. */
+static int rename_by_link(const char *from, const char *to) {
+    struct stat st;
+    if (!linkat(AT_FDCWD, from, AT_FDCWD, to, 0)) return unlink(from);
+    if (errno != EPERM) return -1;
+    if (!lstat(to, &st)) return errno = EEXIST, -1;
+    return rename(from, to);
+}
+
+int rename_to(const char *from, const char *to, bool overwrite) { /* older musl has no function for it */
+    int done = (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, overwrite ? 0 : 1 /* NOREPLACE */);
+    return done && !overwrite && errno == EINVAL ? rename_by_link(from, to) : done;
 }

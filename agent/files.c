@@ -3,10 +3,8 @@
 #include "agent.h"
 #include <dirent.h>
 #include <limits.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -56,10 +54,6 @@ static const char *path_of(const struct json *request, const char *key, char out
     return out;
 }
 
-static const char *type_name(mode_t m) {
-    return S_ISREG(m) ? "file" : S_ISDIR(m) ? "dir" : S_ISLNK(m) ? "symlink" : S_ISFIFO(m) ? "fifo" : S_ISSOCK(m) ? "socket" : "device";
-}
-
 static void stat_json(struct buf *b, int dir, const char *name, const char *shown_name, const char *shown_path, const struct stat *st) {
     char target[PATH_MAX];
     buf_printf(b, "{\"name\":");
@@ -72,6 +66,7 @@ static void stat_json(struct buf *b, int dir, const char *name, const char *show
     ssize_t n = S_ISLNK(st->st_mode) ? readlinkat(dir, name, target, sizeof target) : -1;
     if (n >= 0) buf_json_string(b, target, (size_t)n);
     else buf_printf(b, "null");
+    detail_json(b, dir, name, st);
     buf_add(b, "}", 1);
 }
 
@@ -164,6 +159,14 @@ static void receive_file(int fd, const char *temporary) {
     }
 }
 
+static void give_attributes(int fd, const struct json *r, const char *temporary) {
+    if (attributes_set(fd, r)) return;
+    int err = errno;
+    if (temporary) unlink(temporary);
+    if (err == EOPNOTSUPP) refuse_as("unsupported", "attributes", "the file system of this path has no attributes");
+    refuse(err, "attributes");
+}
+
 static void append_file(const struct json *r, const char *path, mode_t mode) {
     struct stat st;
     int exclusive = json_bool(r, "exclusive", false) ? O_EXCL : 0;
@@ -171,6 +174,7 @@ static void append_file(const struct json *r, const char *path, mode_t mode) {
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
     if (fstat(fd, &st) || !is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
     receive_file(fd, NULL);
+    give_attributes(fd, r, NULL);
     close(fd); /* before the answer: nobody can execute a file that is open for writing */
     reply_stat(path, json_str(r, "path"), true);
 }
@@ -184,6 +188,7 @@ static void rewrite_file(const struct json *r, const char *path, mode_t mode) {
     if (fchown(fd, geteuid(), getegid())) {} /* may be somebody else's, who lets us write */
     if (st.st_size && ftruncate(fd, 0)) refuse(errno, "truncate");
     receive_file(fd, NULL);
+    give_attributes(fd, r, NULL);
     close(fd); /* before the answer: nobody can execute a file that is open for writing */
     reply_stat(path, json_str(r, "path"), true);
 }
@@ -230,6 +235,7 @@ static void op_write(const struct json *r) {
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) refuse(errno, "open");
     receive_file(fd, temporary);
+    give_attributes(fd, r, temporary);
     bool exclusive = json_bool(r, "exclusive", false);
     if (fchmod(fd, mode) || (exclusive ? link(temporary, path) || unlink(temporary) : rename(temporary, path))) {
         int err = errno;
@@ -299,26 +305,14 @@ static void op_mkdir(const struct json *r) {
     mode_t mode = (mode_t)json_int(r, "mode", 0755, 0, 07777) & 0777;
     path_of(r, "path", path);
     if (parents && !make_parents(path)) refuse(errno, "mkdir");
-    if (mkdir(path, mode)) {
+    struct buf b = {0};
+    bool made = !mkdir(path, mode);
+    if (!made) {
         int err = errno;
         if (!parents || stat(path, &st) || !S_ISDIR(st.st_mode)) refuse(err, "mkdir");
     } else if (!set_mode(path, mode)) refuse(errno, "chmod");
-    reply(&(struct buf){0});
-}
-
-/* For file systems that know no NOREPLACE, as gVisor's mounted folders: a second name must be a new one. A folder can have
- * only one; there a look must do. */
-static int rename_by_link(const char *from, const char *to) {
-    struct stat st;
-    if (!linkat(AT_FDCWD, from, AT_FDCWD, to, 0)) return unlink(from);
-    if (errno != EPERM) return -1;
-    if (!lstat(to, &st)) return errno = EEXIST, -1;
-    return rename(from, to);
-}
-
-static int rename_to(const char *from, const char *to, bool overwrite) { /* older musl has no function for it */
-    int done = (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, overwrite ? 0 : 1 /* NOREPLACE */);
-    return done && !overwrite && errno == EINVAL ? rename_by_link(from, to) : done;
+    buf_printf(&b, "{\"made\":%s}", made ? "true" : "false");
+    reply(&b);
 }
 
 /* Between two mounts, which /workspace and /tmp are, there is no rename(2). The copy is made beside the target, and both names
@@ -357,6 +351,7 @@ static void op_move(const struct json *r) {
     bool overwrite = json_bool(r, "overwrite", true);
     path_of(r, "from", from);
     path_of(r, "to", to);
+    if (json_bool(r, "parents", false) && !access(from, F_OK) && !make_parents(to)) refuse(errno, "mkdir");
     if (rename_to(from, to, overwrite)) {
         if (errno != EXDEV) refuse(errno, "rename");
         move_by_copy(from, to, overwrite);
@@ -388,109 +383,9 @@ static void op_symlink(const struct json *r) {
     reply(&(struct buf){0});
 }
 
-#define MAX_WATCHES 8192
-#define CHANGES (IN_CREATE | IN_CLOSE_WRITE | IN_MODIFY | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_ATTRIB | IN_DELETE_SELF)
-static struct watch { int wd; char *path; } watches[MAX_WATCHES]; /* no path: a free place */
-
-static struct watch *find_watch(int wd) {
-    for (struct watch *w = watches; w < watches + MAX_WATCHES; w++)
-        if (wd < 0 ? !w->path : w->path && w->wd == wd) return w;
-    return NULL;
-}
-
-/* Opened first: Landlock does not check what is watched, but what is opened. */
-static int watch_path(int fd, const char *real, bool follow) {
-    char path[40];
-    cleanup_fd int at = open(real, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW));
-    if (at < 0) return -1;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", at);
-    return inotify_add_watch(fd, path, CHANGES | IN_EXCL_UNLINK);
-}
-
-static void add_watch(int fd, const char *real, const char *shown, bool recursive, int depth) {
-    struct watch *free_place = find_watch(-1), *w;
-    int wd = free_place ? watch_path(fd, real, !depth) : -1;
-    if (wd < 0) {
-        if (!depth) refuse(errno, "watch");
-        return;
-    }
-    if (!(w = find_watch(wd))) w = free_place; /* there already: it was moved */
-    free(w->path);
-    *w = (struct watch){wd, strdup(shown)};
-    DIR *d = recursive && depth < DEEPEST ? opendir(real) : NULL;
-    for (struct dirent *e; d && (e = readdir(d));) {
-        char sub[PATH_MAX], name[PATH_MAX];
-        struct stat st;
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-        if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISDIR(st.st_mode)) continue;
-        if (snprintf(sub, sizeof sub, "%s/%s", real, e->d_name) >= PATH_MAX) continue;
-        if (snprintf(name, sizeof name, "%s%s/", shown, e->d_name) < PATH_MAX) add_watch(fd, sub, name, true, depth + 1);
-    }
-    if (d) closedir(d);
-}
-
-static const char *change_name(uint32_t mask) {
-    return mask & IN_Q_OVERFLOW ? "overflow" : mask & IN_CREATE ? "create" : mask & (IN_CLOSE_WRITE | IN_MODIFY) ? "write"
-         : mask & (IN_DELETE | IN_DELETE_SELF) ? "remove" : mask & (IN_MOVED_FROM | IN_MOVED_TO) ? "rename" : "chmod";
-}
-
-static void report_change(int fd, const char *root, const struct inotify_event *e, bool recursive) {
-    struct buf b = {0};
-    char shown[PATH_MAX], real[PATH_MAX];
-    struct watch *w = e->wd >= 0 ? find_watch(e->wd) : NULL;
-    if (e->mask & IN_IGNORED) { /* what was watched is gone; its place is free */
-        if (w) free(w->path), w->path = NULL;
-        return;
-    }
-    if (snprintf(shown, sizeof shown, "%s%s", w ? w->path : "", e->len ? e->name : "") >= PATH_MAX) return;
-    buf_printf(&b, "{\"change\":\"%s\",\"path\":", change_name(e->mask));
-    buf_json_string(&b, shown, strlen(shown));
-    buf_printf(&b, ",\"dir\":%s,\"arrived\":%s}", e->mask & IN_ISDIR ? "true" : "false", e->mask & IN_MOVED_TO ? "true" : "false");
-    if (!frame_json(conn, F_EVENT, &b)) _exit(0);
-    buf_free(&b);
-    if (!recursive || !(e->mask & IN_ISDIR) || !(e->mask & (IN_CREATE | IN_MOVED_TO))) return;
-    if (snprintf(real, sizeof real, "%s/%s", root, shown) < PATH_MAX && strlen(shown) + 2 < PATH_MAX)
-        add_watch(fd, real, strcat(shown, "/"), true, 1);
-}
-
-static void report_changes(int fd, const char *root, bool recursive, int turns) {
-    ssize_t n;
-    while (turns-- && (n = read(fd, chunk, sizeof chunk)) > 0)
-        for (ssize_t at = 0; at < n;) {
-            const struct inotify_event *e = (const struct inotify_event *)(chunk + at);
-            report_change(fd, root, e, recursive);
-            at += (ssize_t)(sizeof *e + e->len);
-        }
-}
-
-/* The client asks for a sync, or leaves. What was done before it asked is in the kernel's queue by then. */
-static void answer_watcher(int fd, const char *root, bool recursive) {
-    unsigned char raw[HEADER_SIZE];
-    struct header h;
-    struct buf b = {0};
-    if (!read_full(conn, raw, sizeof raw)) _exit(0);
-    header_unpack(&h, raw);
-    if (h.type != F_CONTROL || h.length > sizeof chunk || !read_full(conn, chunk, h.length)) _exit(0);
-    report_changes(fd, root, recursive, 64); /* all that the kernel keeps, and no flood for ever */
-    buf_printf(&b, "{\"change\":\"sync\",\"path\":\"\",\"dir\":false}");
-    if (!frame_json(conn, F_EVENT, &b)) _exit(0);
-}
-
 static void op_watch(const struct json *r) {
     char path[PATH_MAX];
-    struct buf b = {0};
-    bool recursive = json_bool(r, "recursive", false);
-    int fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-    if (fd < 0) refuse(errno, "watch");
-    add_watch(fd, path_of(r, "path", path), "", recursive, 0);
-    buf_add(&b, "{}", 2);
-    if (!frame_json(conn, F_REPLY, &b)) _exit(0);
-    for (;;) {
-        struct pollfd p[2] = {{fd, POLLIN, 0}, {conn, POLLIN | POLLRDHUP, 0}};
-        if (poll(p, 2, -1) < 0 && errno != EINTR) _exit(0);
-        if (p[1].revents) answer_watcher(fd, path, recursive);
-        else report_changes(fd, path, recursive, 1);
-    }
+    watch_files(conn, path_of(r, "path", path), json_bool(r, "recursive", false), refuse);
 }
 
 void file_main(int request_fd, int conn_fd) {
@@ -515,6 +410,7 @@ void file_main(int request_fd, int conn_fd) {
     if (!confine(&f, box.namespaces || box.container || strcmp(op, "watch"), -1)) { frame_error(conn, &f, NULL); finish(); }
     for (int i = 0; i < box.ncgroups; i++) drop_fd(&box.cgroup_fds[i]);
     if (chdir("/")) _exit(1);
+    detail_want(r);
     if (!strcmp(op, "stat")) reply_stat(path_of(r, "path", path), json_str(r, "path"), json_bool(r, "follow", false));
     if (!strcmp(op, "fill")) fill_files(conn);
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)

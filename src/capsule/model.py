@@ -233,6 +233,16 @@ class ExecInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a link leads to in the end."""
+
+    path: str
+    type: str
+    mode: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class FileStat:
     name: str
     path: str
@@ -243,6 +253,20 @@ class FileStat:
     uid: int
     gid: int
     target: str | None = None
+    # What has to be asked for (`Detail`).
+    mtime_ns: int = 0
+    owner: str = ""
+    group: str = ""
+    resolved: Resolved | None = None  # of a link; None: it leads nowhere that its user may go
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """That more is to be told of files: names of users, where links end, and as metadata the
+    extended attributes whose names begin with `attributes`, such as "user.mime."."""
+
+    attributes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ CONTAINERS = ("docker", "gvisor")  # made by an Engine, with runc and with runsc
 RELAYED = ("docker-relay", "gvisor-relay")  # the same, reached through the Engine
 LOCAL = tuple(f"{level}-{who}" for level in LEVELS for who in USERS)
 CELLS = (*LOCAL, *CONTAINERS)
+WITH_ROOT = ("namespaces-root", "namespaces-user", "docker")  # whose programs may be root inside
 
 # Who runs the proof. Anything else in `proof` is the reason why there is none.
 PEER = "peer"  # an ordinary user
@@ -108,6 +109,7 @@ class Attempt:
     moot: Mapping[str, str] = field(default_factory=dict)  # cell: why it has no meaning there
     args: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
+    user: str = ""  # who it is inside; "": the sandbox's user
 
     def program(self) -> str:
         lines = textwrap.dedent(self.code).strip("\n") or "pass"

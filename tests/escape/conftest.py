@@ -195,7 +195,8 @@ def inside(cell: Cell, folder: Path, helpers: Path, request: pytest.FixtureReque
                 argv = ["python3", "-c", attempt.program(), args]
                 if cell.name in attempt.fatal:
                     return _last_attempt(attempt, sandbox, argv)
-                ended = sandbox.exec(*argv, tty=attempt.terminal == "both")
+                who = {"user": attempt.user, "cwd": "/workspace"} if attempt.user else {}
+                ended = sandbox.exec(*argv, tty=attempt.terminal == "both", **who)
                 output = (ended["out"] + ended["err"]).replace("\r\n", "\n")
                 found = _judge(attempt, output, ended["signal"], actors)
             if not cell.container:

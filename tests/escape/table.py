@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from tests.escape.attempt import ALONE, CELLS, PEER, RELAYED, ROOT, ROWS, Row
+from tests.escape.attempt import ALONE, CELLS, LOCAL, PEER, RELAYED, ROOT, ROWS, WITH_ROOT, Row
 
 README = Path(__file__).with_name("README.md")
 START = "<!-- table -->\n"
@@ -21,11 +21,14 @@ def rows() -> list[Row]:
 
 
 def table(found: list[Row]) -> str:
-    only = sum(not set(CELLS) <= set(row.cells) for row in found)
+    only = sum(not set(LOCAL) & set(row.cells) for row in found)
+    rooted = sum(set(row.cells) == set(WITH_ROOT) for row in found)
     relayed = sum(set(RELAYED) <= set(row.cells) for row in found)
     lines = [
         f"{len(found)} attempts in {len(CELLS)} kinds of sandboxes; {only} of them in containers "
-        f"alone, {relayed} of them\nalso in containers that are reached through a relay.\n"
+        f"alone, {relayed} of them\nalso in containers that are reached through a relay;"
+        f" {rooted} by "
+        "programs that are root inside, in the three kinds\nthat have such.\n"
     ]
     for module in dict.fromkeys(row.module for row in found):
         title = module.removeprefix("test_").replace("_", " ").capitalize()

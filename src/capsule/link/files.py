@@ -20,12 +20,19 @@ from capsule.link.conversation import (
 from capsule.link.errors_map import to_error
 from capsule.link.parse import field, file_stat, number
 from capsule.link.protocol import Channel, FrameType, ProtocolError, load, pack
-from capsule.model import FileStat
+from capsule.model import Detail, FileStat
 
 
 class Listing(NamedTuple):
     entries: list[FileStat]
     truncated: bool
+
+
+def asked(detail: Detail | None) -> dict[str, Any]:
+    """What a request says of it."""
+    if detail is None:
+        return {}
+    return {"detail": True, **({"attributes": detail.attributes} if detail.attributes else {})}
 
 
 def explain_path(path: str) -> Explain:
@@ -157,15 +164,13 @@ class Upload:
 async def list_entries(
     connect: Connect,
     path: str,
+    options: dict[str, Any],
     *,
-    recursive: bool,
-    depth: int | None = None,
     limit: int,
     timeout: float,
     idle: float,
 ) -> Listing:
-    body = {"op": "list", "path": path, "recursive": recursive, "limit": limit}
-    wire = request_bytes(body if depth is None else {**body, "depth": depth})
+    wire = request_bytes({"op": "list", "path": path, "limit": limit, **options})
     entries: list[FileStat] = []
     async with await _begin(connect, wire, path, timeout, "list") as talk:
         while True:

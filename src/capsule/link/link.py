@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -33,7 +33,7 @@ from capsule.link.protocol import Channel, FrameType, pack
 from capsule.link.requests import exec_body, explain_exec
 from capsule.link.stream import ByteStream
 from capsule.link.watch import Watch
-from capsule.model import ExecId, ExecInfo, ExecRequest, FileStat, Stream, Usage
+from capsule.model import Detail, ExecId, ExecInfo, ExecRequest, FileStat, Stream, Usage
 from capsule.tracing import span
 
 _INLINE_INPUT = 64 * 1024
@@ -183,38 +183,69 @@ class AgentLink:
         append: bool = False,
         exclusive: bool = False,
         in_place: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        detail: Detail | None = None,
     ) -> FileStat:
         """All or nothing (except with `append` and `in_place`): until it is complete the old file
-        stays."""
-        options = {"mode": mode, "parents": parents, "append": append, "exclusive": exclusive}
-        options |= {"in_place": True} if in_place else {}
+        stays.
+
+        `metadata` takes the place of all that it had under the prefix of `detail`. Raises
+        NotSupportedError where the file system has none.
+        """
+        options = {
+            "mode": mode,
+            "parents": parents,
+            "append": append,
+            "exclusive": exclusive,
+            **({"in_place": True} if in_place else {}),
+            **files.asked(detail),
+        }
+        if metadata is not None:
+            options["metadata"] = dict(metadata)
         return await files.write(
             self._connect, path, data, options, timeout=self._timeout, idle=self._idle
         )
 
     async def list(
-        self, path: str, *, recursive: bool = False, depth: int | None = None, limit: int = 100_000
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        depth: int | None = None,
+        limit: int = 100_000,
+        detail: Detail | None = None,
     ) -> Listing:
         """`depth`: how many levels of folders, if recursive; None: all of them."""
+        options = {"recursive": recursive, **({} if depth is None else {"depth": depth})}
         return await files.list_entries(
             self._connect,
             path,
-            recursive=recursive,
-            depth=depth,
+            options | files.asked(detail),
             limit=limit,
             timeout=self._timeout,
             idle=self._idle,
         )
 
-    async def stat(self, path: str, *, follow: bool = False) -> FileStat:
-        return file_stat(await self._on_path({"op": "stat", "path": path, "follow": follow}))
+    async def stat(
+        self, path: str, *, follow: bool = False, detail: Detail | None = None
+    ) -> FileStat:
+        body = {"op": "stat", "path": path, "follow": follow, **files.asked(detail)}
+        return file_stat(await self._on_path(body))
 
-    async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None:
-        await self._on_path({"op": "mkdir", "path": path, "parents": parents, "mode": mode})
+    async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> bool:
+        """Whether it was made: False if it was there already, which is fine with `parents`.
 
-    async def move(self, source: str, target: str, *, overwrite: bool = True) -> None:
+        Raises ConflictError when there is something else than a folder.
+        """
+        body = {"op": "mkdir", "path": path, "parents": parents, "mode": mode}
+        return (await self._on_path(body)).get("made") is not False
+
+    async def move(
+        self, source: str, target: str, *, overwrite: bool = True, parents: bool = False
+    ) -> None:
         """All or nothing. Between two disks the content is copied, which takes its time."""
         body = {"op": "move", "from": source, "to": target, "overwrite": overwrite}
+        body |= {"parents": True} if parents else {}
         await self._call(
             body,
             explain=lambda body: to_error(body, path=source, target=target),

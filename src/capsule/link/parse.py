@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from capsule.link.protocol import ProtocolError
-from capsule.model import ExecId, ExecInfo, Exit, FileStat, Reason, Usage
+from capsule.model import ExecId, ExecInfo, Exit, FileStat, Reason, Resolved, Usage
 
 T = TypeVar("T")
 Body = Mapping[str, Any]
@@ -84,6 +84,30 @@ def file_stat(body: Any) -> FileStat:
         uid=field(body, "uid", int),
         gid=field(body, "gid", int),
         target=None if target is None else field(body, "target", str),
+        **(_detail(body) if "owner" in body else {}),
+    )
+
+
+def _detail(body: Body) -> dict[str, Any]:
+    metadata = field(body, "metadata", dict) if "metadata" in body else {}
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise ProtocolError("agent sent a bad 'metadata'")
+    return {
+        "mtime_ns": field(body, "mtime_ns", int),
+        "owner": field(body, "owner", str),
+        "group": field(body, "group", str),
+        "resolved": None if body.get("resolved") is None else _resolved(body["resolved"]),
+        "metadata": metadata,
+    }
+
+
+def _resolved(body: Any) -> Resolved:
+    body = _object(body)
+    return Resolved(
+        path=field(body, "path", str),
+        type=field(body, "type", str),
+        mode=field(body, "mode", int),
+        size=field(body, "size", int),
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import NamedTuple
 
-from capsule.errors import TooLargeError, UnavailableError
+from capsule.errors import InvalidError, TooLargeError, UnavailableError
 from capsule.link.files import FileReader, Listing
 from capsule.link.link import AgentLink
 from capsule.link.watch import Watch
-from capsule.model import FileStat
+from capsule.model import Detail, FileStat
 from capsule.service import archive, validate
 from capsule.service.access import Access
 from capsule.service.entry import Entry
@@ -18,6 +18,8 @@ from capsule.service.room import SMALL, Room
 from capsule.service.values import TarResult
 
 MAX_ENTRIES = 1_000_000
+MAX_ATTRIBUTE_NAME = 255  # of Linux, with its prefix
+MAX_METADATA = 4096  # bytes of one file's
 
 
 class Content(NamedTuple):
@@ -80,13 +82,20 @@ class Files:
         append: bool = False,
         exclusive: bool = False,
         in_place: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        detail: Detail | None = None,
     ) -> FileStat:
         """Atomic: the old content or the new, never a part of it (not with `append`). `in_place`:
         the same file as before, with its mode and further names, and whoever watches it sees it
         written; it is not atomic then.
+
+        `metadata`, if given, becomes all of the file's attributes under the prefix of `detail`.
+        Raises NotSupportedError where the file system has none.
         """
         path = validate.path(path)
         _check_mode(mode)
+        if metadata is not None:
+            check_metadata(metadata, detail)
         async with self._visit() as link:
             return await link.write(
                 path,
@@ -96,32 +105,50 @@ class Files:
                 append=append,
                 exclusive=exclusive,
                 in_place=in_place,
+                metadata=metadata,
+                detail=detail,
             )
 
     async def list(
-        self, path: str, *, recursive: bool = False, depth: int | None = None, limit: int = 100_000
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        depth: int | None = None,
+        limit: int = 100_000,
+        detail: Detail | None = None,
     ) -> Listing:
         """`depth`: how many levels of folders, if recursive; None: all of them."""
         path = validate.path(path)
         validate.count("limit", limit, 1, MAX_ENTRIES)
         async with self._visit() as link:
-            return await link.list(path, recursive=recursive, depth=depth, limit=limit)
+            return await link.list(
+                path, recursive=recursive, depth=depth, limit=limit, detail=detail
+            )
 
-    async def stat(self, path: str, *, follow: bool = False) -> FileStat:
+    async def stat(
+        self, path: str, *, follow: bool = False, detail: Detail | None = None
+    ) -> FileStat:
         path = validate.path(path)
         async with self._visit() as link:
-            return await link.stat(path, follow=follow)
+            return await link.stat(path, follow=follow, detail=detail)
 
-    async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None:
+    async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> bool:
+        """Whether it was made: False if it was there already, which is fine with `parents`.
+
+        Raises ConflictError when there is something else than a folder.
+        """
         path = validate.path(path)
         _check_mode(mode)
         async with self._visit() as link:
-            await link.mkdir(path, parents=parents, mode=mode)
+            return await link.mkdir(path, parents=parents, mode=mode)
 
-    async def move(self, source: str, target: str, *, overwrite: bool = True) -> None:
+    async def move(
+        self, source: str, target: str, *, overwrite: bool = True, parents: bool = False
+    ) -> None:
         source, target = validate.path(source, "from"), validate.path(target, "to")
         async with self._visit() as link:
-            await link.move(source, target, overwrite=overwrite)
+            await link.move(source, target, overwrite=overwrite, parents=parents)
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         path = validate.path(path)
@@ -172,6 +199,26 @@ class Files:
 
     def _visit(self) -> AbstractAsyncContextManager[AgentLink]:
         return self._access.visit(self._entry)
+
+
+def check_metadata(metadata: Mapping[str, str], detail: Detail | None) -> None:
+    """Raises InvalidError, TooLargeError."""
+    prefix = detail.attributes if detail else ""
+    if not prefix.startswith("user."):
+        raise InvalidError(
+            f"metadata: {prefix!r} is no prefix of attributes",
+            hint="it begins with user.",
+            field="metadata",
+        )
+    total = 0
+    for name, value in metadata.items():
+        validate.text("metadata name", name, least=1, most=MAX_ATTRIBUTE_NAME - len(prefix))
+        validate.text(f"metadata.{name}", value, most=MAX_METADATA, escapes=True)
+        total += len(name.encode()) + len(value.encode("utf-8", "surrogateescape"))
+    if total > MAX_METADATA:
+        raise TooLargeError(
+            f"metadata: {total} bytes, limit {MAX_METADATA}", field="metadata", limit=MAX_METADATA
+        )
 
 
 def _check_mode(mode: int) -> None:

@@ -14,6 +14,7 @@ with its own reason; any other deviation is a failure. fixtures.py says what els
 from __future__ import annotations
 
 from capsule.testing.boxes import TestAdoption, TestConnections, TestLifecycle
+from capsule.testing.details import TestDetail, TestMetadata
 from capsule.testing.files import TestAtomicity, TestFullDisk, TestOddFiles, TestReadAndWrite
 from capsule.testing.fixtures import launch, leftovers, provider, subject, template
 from capsule.testing.kernels import TestKernel
@@ -33,6 +34,7 @@ __all__ = [
     "TestBackground",
     "TestCarry",
     "TestConnections",
+    "TestDetail",
     "TestDial",
     "TestExec",
     "TestExit",
@@ -45,6 +47,7 @@ __all__ = [
     "TestLinks",
     "TestListen",
     "TestListing",
+    "TestMetadata",
     "TestOddFiles",
     "TestOutput",
     "TestOutputLimit",
