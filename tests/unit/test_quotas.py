@@ -155,7 +155,7 @@ async def test_storage_of_snapshots_and_volumes(tmp_path: Path) -> None:
         snapshots._known["blue/two"] = two = snapshot("two", Layer("b", 30 * MIB, 1), base)
         quotas.check_snapshot(two)
         assert quotas.storage("blue") == 90 * MIB  # what both have counts once
-        with pytest.raises(ForbiddenError, match="snapshots and volumes") as full:
+        with pytest.raises(ForbiddenError, match="snapshots, volumes and files") as full:
             quotas.check_snapshot(snapshot("three", Layer("c", 20 * MIB, 1), base))
         details = full.value.details
         assert (details["used"], details["asked"]) == (90 * MIB, 20 * MIB)
