@@ -235,9 +235,9 @@ ATTEMPTS = [
     ),
     Attempt(
         "create-in-system",
-        "make a file in /, /usr, /etc, /bin, /lib, /opt, /root, /sys or /proc",
+        "make a file in /, /usr, /etc, /bin, /lib, /opt, /sys or /proc",
         """
-        for place in "/ /usr /usr/bin /etc /bin /lib /opt /root /home /var/lib /sys /proc".split():
+        for place in "/ /usr /usr/bin /etc /bin /lib /opt /home /var/lib /sys /proc".split():
             path = f"{place}/.capsule-escape"
             try:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
