@@ -264,6 +264,24 @@ def test_what_is_not_there_is_refused_clearly(e2b: E2B) -> None:
         e2b.Sandbox.create(iam=iam)
     with pytest.raises(SandboxException, match="404: volume 'nosuch' does not exist"):
         e2b.Sandbox.create(volume_mounts={"/home/user/v": "nosuch"})
+    with pytest.raises(SandboxException, match="404: template 'mcp-gateway' does not exist"):
+        e2b.Sandbox.create(mcp={})
+
+
+def test_volumes_are_mounted_by_name(e2b: E2B, place: RealServer, run: Run) -> None:
+    name = f"data-{uuid.uuid4().hex[:8]}"
+    with httpx.Client(base_url=place.url, timeout=30) as http:
+        http.post("/v1/volumes", json={"name": name}).raise_for_status()
+        with e2b.Sandbox.create(volume_mounts={"/home/user/deep/data": name}) as first:
+            run(first.sandbox_id, "echo kept > /home/user/deep/data/file; ls -la /home/user/deep")
+            assert first.get_info().volume_mounts == [
+                {"name": name, "path": "/home/user/deep/data"}
+            ]
+        with e2b.Sandbox.create(volume_mounts={"/home/user/other": name}) as second:
+            assert run(second.sandbox_id, "cat /home/user/other/file") == "kept\n"
+        with pytest.raises(SandboxException, match="name a folder below /home/user"):
+            e2b.Sandbox.create(volume_mounts={"/etc/data": name})
+        http.delete(f"/v1/volumes/{name}").raise_for_status()
 
 
 def test_metrics_have_a_history(sandbox: Sandbox, run: Run) -> None:

@@ -57,8 +57,8 @@ class Admission:
         self._capabilities = capabilities
         self._clock = clock
         self._late = late
-        # Told when there are some: whose they are comes last.
-        self.mounts: Callable[[Sequence[VolumeWish], str, str], tuple[VolumeMount, ...]]
+        # Told when there are some: with whose they are, and where the home is.
+        self.mounts: Callable[[Sequence[VolumeWish], str, str, str], tuple[VolumeMount, ...]]
         self.snapshot: Callable[[str, str], Snapshot]
 
     def admit(
@@ -99,7 +99,7 @@ class Admission:
             layers=layers,
             snapshot=request.snapshot or "",
             steps=self._first_step(request, layers, wall),
-            volumes=self._volumes(request, tenant),
+            volumes=self._volumes(request, tenant, template.user.home),
             ports=validate.choice("ports", request.ports, PORT_ACCESS),
             request_host=validate.request_host(request.request_host),
             tenant=tenant,
@@ -140,12 +140,12 @@ class Admission:
         self.require("snapshot", self.provider(request.provider), field="checkpoint")
         return (Step(0, layers, now),)
 
-    def _volumes(self, request: CreateRequest, tenant: str) -> tuple[VolumeMount, ...]:
+    def _volumes(self, request: CreateRequest, tenant: str, home: str) -> tuple[VolumeMount, ...]:
         if not request.volumes:
             return ()
         provider = self.provider(request.provider)
         self.require("volume", provider, field="volumes")
-        return self.mounts(request.volumes, provider, tenant)
+        return self.mounts(request.volumes, provider, tenant, home)
 
     def _on_timeout(self, request: CreateRequest) -> str:
         wanted = validate.choice("on_timeout", request.on_timeout, ("delete", "pause"))

@@ -212,14 +212,18 @@ class Volumes:
         return [e.id for e in entries if any(v.id == volume.id for v in e.volumes)]
 
     def mounts(
-        self, wishes: Sequence[VolumeWish], provider: str, tenant: str = DEFAULT_TENANT
+        self,
+        wishes: Sequence[VolumeWish],
+        provider: str,
+        tenant: str = DEFAULT_TENANT,
+        home: str = WORKSPACE,
     ) -> tuple[VolumeMount, ...]:
         """What a create asks for, checked. Raises InvalidError, NotFoundError."""
         if len(wishes) > MAX_MOUNTS:
             raise InvalidError(f"volumes: {len(wishes)}, at most {MAX_MOUNTS}", field="volumes")
         found = [(self.find(wish.name, tenant), wish) for wish in wishes]
         for volume, wish in found:
-            _check_path(wish.path)
+            _check_path(wish.path, home)
             if volume.provider != provider:
                 raise InvalidError(
                     f"volumes: {volume.name} is of provider {volume.provider}, not {provider}",
@@ -247,14 +251,15 @@ def _key(volume: Volume) -> str:
     return named(volume.tenant, volume.name)
 
 
-def _check_path(path: str) -> None:
+def _check_path(path: str, home: str) -> None:
     validate.path(path)
     parts = path.split("/")
     plain = all(part not in ("", ".", "..") for part in parts[1:])
-    if not path.startswith(f"{WORKSPACE}/") or not plain or len(parts) > 16:
+    below = path.startswith((f"{WORKSPACE}/", f"{home}/"))
+    if not below or not plain or len(parts) > 16:
         raise InvalidError(
             f"volumes: {brief(path)} is no place for a volume",
-            hint=f"name a folder below {WORKSPACE}, such as {WORKSPACE}/data",
+            hint=f"name a folder below {home}, such as {home}/data",
             field="volumes",
         )
 

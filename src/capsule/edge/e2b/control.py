@@ -21,6 +21,7 @@ DELETE /templates/{template_id}       a snapshot, or a template
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -107,7 +108,7 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
     @router.get("/sandboxes", **described(returns=v.E2bListed, many=True))
     async def list_running(request: Request, metadata: str = "") -> Response:
         """List the sandboxes that run."""
-        query = c.Query(metadata=metadata, states=frozenset({"running"}), limit=pages.MOST)
+        query = c.Query(metadata=metadata, states=frozenset({"running"}), limit=sys.maxsize)
         return reply(control.list(caller_of(request.scope), query).items)
 
     @router.post("/v2/sandboxes/{id}/connect", **described(s.E2bConnect, v.E2bSandbox, also=201))

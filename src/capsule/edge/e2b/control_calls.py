@@ -31,10 +31,7 @@ from capsule.service.admission import new_id
 from capsule.service.caller import Caller
 from capsule.service.template_names import resolve
 from capsule.service.tenant_templates import TenantTemplates
-from capsule.service.values import DEFAULT_TEMPLATE
 
-# Names that E2B's SDKs ask for by themselves; without such a template, the default is taken.
-USUAL = frozenset({"base", "code-interpreter-v1", "mcp-gateway"})
 _NO_NETWORK = "sandboxes of this server have no network"
 _SHOWN = {State.RUNNING: "running", State.PAUSED: "paused"}
 
@@ -70,6 +67,8 @@ class Control:
             raise _no_network("allow_internet_access")
         if p.iam:
             raise InvalidError("iam: there are no workload identities here", hint="leave out iam")
+        if p.auto_resume is not None and p.auto_resume.enabled and not p.auto_pause_memory:
+            raise invalid_field("autoResume", "not with autoPauseMemory: false; connect to wake it")
         network = p.network or s.E2bNetwork()
         check_network(network)
         self._check_timeout(p.timeout)
@@ -102,8 +101,6 @@ class Control:
         bare = name.rpartition("/")[2].removesuffix(":default")
         if resolve(self._service.catalog, bare, caller.tenant) is not None:
             return {"template": bare}
-        if bare in USUAL:
-            return {"template": DEFAULT_TEMPLATE}
         if (kept := kept_as(bare)) and is_kept(self._service, kept, caller):
             return {"snapshot": kept}
         return {"template": bare}
