@@ -20,6 +20,7 @@
 #ifndef SYS_mount_setattr
 #define SYS_mount_setattr 442
 #endif
+enum { MAX_VOLUMES = 64 }; /* the server allows fewer */
 enum { TREE_CLONE = 1, FROM_EMPTY_PATH = 4, TO_EMPTY_PATH = 0x40, SET_RDONLY = 1, SET_NOSUID = 2, SET_NODEV = 4, SET_IDMAP = 0x100000 };
 struct attr { uint64_t set, clear, propagation, userns; };
 
@@ -69,18 +70,54 @@ static const struct json *volumes(void) {
     return v && v->type == J_ARR ? v->child : NULL;
 }
 
+/* The folders from `top`, which is there, down to `path`. */
+static bool make_way(const char *top, const char *path, struct fault *f) {
+    size_t n = strlen(top);
+    cleanup_free char *way = strdup(path);
+    if (!way || strncmp(path, top, n) || path[n] != '/') return fault_set(f, EINVAL, "launch: volumes");
+    for (char *end = way + n; end;) {
+        end = strchr(end + 1, '/');
+        if (end) *end = 0;
+        /* Our umask would close them. */
+        if (mkdir(way, 0711) ? errno != EEXIST : chmod(way, 0711)) return fault_set(f, errno, "way to a volume");
+        if (end) *end = '/';
+    }
+    return true;
+}
+
+static bool map_volume(const struct json *v, int userns, int *tree, struct fault *f) {
+    const char *from = json_str(v, "from"), *image = json_str(v, "image"), *point = json_str(v, "point");
+    if (!from || (image && !point)) return fault_set(f, EINVAL, "launch: volumes");
+    if (image && !disk_mount_shared(image, point, f)) return false;
+    *tree = map_tree(from, userns, false);
+    return *tree >= 0 || fault_set(f, errno, "map the uids of a volume");
+}
+
+/* Volumes are below a folder that root alone may enter, so that no user of the host runs a set-uid file that a program has left
+ * in one. pid 1 is another user: in this mount namespace it finds a folder over that one, with the box's own volumes at their paths. */
+static bool map_volumes(int userns, struct fault *f) {
+    const char *top = json_str(box.spec, "volumes_folder");
+    int trees[MAX_VOLUMES], n = 0, moved = 0;
+    bool ok = top || fault_set(f, EINVAL, "launch: volumes_folder");
+    for (const struct json *v = volumes(); ok && v; v = v->next)
+        ok = (n < MAX_VOLUMES || fault_set(f, E2BIG, "launch: volumes")) && map_volume(v, userns, &trees[n], f) && ++n;
+    if (ok && mount("tmpfs", top, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0711,size=64k")) ok = fault_set(f, errno, "hide volumes");
+    for (const struct json *v = volumes(); ok && v; v = v->next, moved++) {
+        const char *from = json_str(v, "from");
+        ok = make_way(top, from, f);
+        if (ok && syscall(SYS_move_mount, trees[moved], "", AT_FDCWD, from, FROM_EMPTY_PATH)) ok = fault_set(f, errno, "mount a volume");
+    }
+    while (n) close(trees[--n]);
+    return ok;
+}
+
 bool layers_map(struct fault *f) {
     if ((!layers() && !volumes()) || box.user_mode != USER_RANGE) return true;
     cleanup_fd int userns = map_namespace(box.uid_base, box.uid_count, f);
     if (userns < 0) return false;
     for (const struct json *l = layers(); l; l = l->next)
         if (l->type != J_STR || !map_over_itself(l->str, userns, true, f)) return f->err ? false : fault_set(f, EINVAL, "launch: layers");
-    for (const struct json *v = volumes(); v; v = v->next) {
-        const char *from = json_str(v, "from"), *image = json_str(v, "image"), *point = json_str(v, "point");
-        if (image && (!point || !disk_mount_shared(image, point, f))) return f->err ? false : fault_set(f, EINVAL, "launch: volumes");
-        if (!from || !map_over_itself(from, userns, false, f)) return f->err ? false : fault_set(f, EINVAL, "launch: volumes");
-    }
-    return true;
+    return !volumes() || map_volumes(userns, f);
 }
 
 /* One component further down. The folder may be from a snapshot: no link is followed, and what is missing is made. */

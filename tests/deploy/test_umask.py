@@ -4,8 +4,11 @@ they are mounted from all the same."""
 from __future__ import annotations
 
 import os
+import stat
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +24,27 @@ def narrow_umask() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def nobody_else_reaches(volumes: Path, name: str) -> None:
+    """What a program has made set-uid, be it on a file system of the host's."""
+    (found,) = volumes.glob(f"*/{name}")
+    assert found.stat().st_mode & stat.S_ISUID
+    if os.geteuid() != 0:
+        return
+
+    def runs() -> bool:
+        try:
+            return subprocess.run([found], user=65534, group=65534, check=False).returncode == 0
+        except PermissionError:
+            return False
+
+    assert not runs()
+    volumes.chmod(0o711)
+    try:
+        assert runs(), "its folder alone is what keeps others from it"
+    finally:
+        volumes.chmod(0o700)
 
 
 @pytest.mark.real
@@ -41,5 +65,8 @@ def test_sandboxes_volumes_and_snapshots_under_a_narrow_umask() -> None:
         ran = ask(f"/v1/sandboxes/{first}/execs", cmd=["bash", "-c", script])
         assert ran["stdout"] == "1\n2\n3\n", ran
         ask(f"/v1/sandboxes/{first}/snapshots", name="kept")
+        script = "cp /bin/true plain/t && chmod 6755 plain/t"
+        assert ask(f"/v1/sandboxes/{first}/execs", cmd=["bash", "-c", script])["exit_code"] == 0
+        nobody_else_reaches(server.base / "data" / "volumes", "t")
         again = ask("/v1/sandboxes", snapshot="kept")["id"]
         assert ask(f"/v1/sandboxes/{again}/execs", cmd=["cat", "f"])["stdout"] == "3\n"

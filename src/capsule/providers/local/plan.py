@@ -95,6 +95,7 @@ class Parts:
     view: Path | None = None
     layers: tuple[Path, ...] = ()  # what the disk begins from, topmost first
     volumes: tuple[tuple[Place, VolumeMount], ...] = ()
+    volumes_folder: Path | None = None  # that they are below
     adjustable: bool = False
     user: User = field(default_factory=User)
 
@@ -135,6 +136,7 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
                 {**_place(place), "to": each.path.lstrip("/"), "ro": each.read_only}
                 for place, each in parts.volumes
             ]
+            plan["volumes_folder"] = str(parts.volumes_folder)
     else:
         plan |= {"paths": paths(parts), "no_root": NO_ROOT}
     return plan

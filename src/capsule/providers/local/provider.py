@@ -348,6 +348,7 @@ class LocalProvider(Provider):
             view=view,
             layers=tuple(layers),
             volumes=tuple(volumes),
+            volumes_folder=engine.volumes.folder,
             adjustable=adjustable,
             user=spec.template.user,
         )

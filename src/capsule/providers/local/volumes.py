@@ -35,16 +35,18 @@ class Volumes:
     """`owner`: None keeps whoever makes them. All of it blocks."""
 
     def __init__(self, folder: Path, *, owner: int | None, mkfs: Path | None = None) -> None:
-        self._folder = folder
+        self.folder = folder
         self._owner = owner
         self._mkfs = mkfs
 
     def prepare(self) -> None:
         """What a killed server had begun to make or remove is removed."""
-        make_folder(self._folder, 0o711)
-        for name in os.listdir(self._folder):
+        make_folder(self.folder, 0o700)
+        # Of a server before this one others could pass; in a volume there may be set-uid files.
+        self.folder.chmod(0o700)
+        for name in os.listdir(self.folder):
             if name.startswith("."):
-                remove_tree(self._folder / name)
+                remove_tree(self.folder / name)
 
     def place(self, id: str) -> Place:
         """Raises NotFoundError."""
@@ -56,7 +58,7 @@ class Volumes:
         return Place(self._path(id))
 
     def make(self, id: str, size: int | None = None) -> None:
-        draft = self._folder / f".{id}"
+        draft = self.folder / f".{id}"
         if size is None:
             self._make_folder(draft)
             os.rename(draft, self._path(id))
@@ -89,7 +91,7 @@ class Volumes:
         return None
 
     def remove(self, id: str) -> None:
-        draft = self._folder / f".{id}"
+        draft = self.folder / f".{id}"
         for name in (id, id + _SIZED):
             with suppress(FileNotFoundError):
                 os.rename(self._path(name), draft)
@@ -97,11 +99,11 @@ class Volumes:
 
     def ids(self) -> list[str]:
         with suppress(FileNotFoundError):
-            names = [name for name in os.listdir(self._folder) if not name.startswith(".")]
+            names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
             return [name.removesuffix(_SIZED) for name in names]
         return []
 
     def _path(self, name: str) -> Path:
         if not name.removesuffix(_SIZED).isalnum():
             raise InvalidError(f"not the id of a volume: {name[:80]!r}")
-        return self._folder / name
+        return self.folder / name
