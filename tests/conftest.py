@@ -12,7 +12,7 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
-from tests.support import ROOT, component_missing, supervisor
+from tests.support import ROOT, component_missing, node_sdks, supervisor
 from tests.support import frameworks as agents
 from tests.support.engine import Engine, EngineApi, EngineMissing
 from tests.support.folders import share_for_the_run
@@ -101,6 +101,15 @@ def frameworks() -> Path:
         component_missing(str(missing))
 
 
+@pytest.fixture(scope="session")
+def node_modules() -> Path:
+    """A folder with E2B's packages for Node; see tests/support/node_sdks.py."""
+    try:
+        return node_sdks.node_sdks()
+    except agents.FrameworksMissing as missing:
+        component_missing(str(missing))
+
+
 @pytest.fixture
 def as_root() -> None:
     """Asking for it skips the test when the suite does not run as root."""
@@ -183,6 +192,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with suppress(agents.FrameworksMissing):
         if "frameworks" in wanted:
             agents.frameworks()
+        if "node_modules" in wanted:
+            node_sdks.node_sdks()
     with suppress(EngineMissing):
         if "engine" in wanted:
             supervisor.acquire()

@@ -34,24 +34,24 @@ def frameworks() -> Path:
     with locked(folder / "lock"):
         if not complete.exists():
             shutil.rmtree(made, ignore_errors=True)
-            _run(sys.executable, "-m", "venv", str(made))
+            run(sys.executable, "-m", "venv", str(made))
             # What is never imported need not be compiled, and that is most of it.
             pip = [str(made / "bin/python"), "-m", "pip", "install", "-q", "--no-compile"]
-            _run(*pip, "--disable-pip-version-check", "-r", str(PINS))
+            run(*pip, "--disable-pip-version-check", "-r", str(PINS))
             complete.touch()
-            _forget_unused(folder)
+            forget_unused(folder)
     os.utime(complete)
     return made / "bin/python"
 
 
-def _run(*command: str) -> None:
+def run(*command: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True)
     if ended.returncode:
         said = (ended.stderr or ended.stdout).strip().splitlines() or ["no reason given"]
-        raise FrameworksMissing(f"frameworks for agents cannot be installed: {said[-1]}")
+        raise FrameworksMissing(f"what the tests use cannot be installed: {said[-1]}")
 
 
-def _forget_unused(folder: Path) -> None:
+def forget_unused(folder: Path) -> None:
     for complete in folder.glob("*/complete"):
         if complete.stat().st_mtime < time.time() - UNUSED_DAYS * 86_400:
             shutil.rmtree(complete.parent)

@@ -8,7 +8,6 @@ from capsule.link.stream import ByteStream
 from capsule.service import validate
 from capsule.service.access import Access
 from capsule.service.entry import Entry
-from capsule.service.values import PORT_ACCESS, Sandbox
 
 CLOSED = "refused"  # in an error's details, as its cause
 _LOOPBACK = ("127.0.0.1", "::1")  # a server that listens on `localhost` may have taken the second
@@ -59,15 +58,6 @@ class Ports:
                 port=port,
             )
         return PortStream(stream, self._access, visit.entry)
-
-    async def allow(self, id: str, ports: str, *, request_host: str = "") -> Sandbox:
-        """From now on. Raises InvalidError, NotFoundError, GoneError."""
-        entry = self._access.sandboxes.find(id)
-        ports = validate.choice("ports", ports, PORT_ACCESS)
-        entry.request_host = validate.request_host(request_host)
-        entry.ports = ports
-        await self._access.sandboxes.note(entry)
-        return entry.view()
 
 
 async def _dial(link: AgentLink, port: int) -> ByteStream | None:
