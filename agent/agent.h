@@ -166,6 +166,7 @@ bool confine_ahead(struct fault *f);        /* as much of it as whoever forks ma
 bool confine_keeper(struct fault *f);
 bool landlock_apply(struct fault *f);
 bool drop_capabilities(uint64_t keep);
+void hide_memory(void);
 int landlock_abi(void);
 
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */

@@ -173,6 +173,13 @@ static bool become_root(int namespace, struct fault *f) {
     return keep_capabilities(ROOT_CAPS) || fault_set(f, errno, "drop capabilities");
 }
 
+/* From programs, which may be our own user. A procfs that hides what one may not look at would hide us from each other, too; Landlock
+ * keeps programs from the memory of whoever is not confined as they are. */
+void hide_memory(void) {
+    bool shown = box.container && box.user_mode == USER_NONE && box.landlock && landlock_abi() >= 2;
+    prctl(PR_SET_DUMPABLE, shown, 0, 0, 0);
+}
+
 static bool become_user(struct fault *f) {
     uid_t uid = box.uid + (box.user_mode == USER_UID ? box.uid_base : 0);
     gid_t gid = box.gid + (box.user_mode == USER_UID ? box.uid_base : 0);
@@ -187,7 +194,7 @@ static bool become_user(struct fault *f) {
 
 static bool become(int root, struct fault *f) {
     if (!(root < 0 ? become_user(f) : become_root(root, f))) return false;
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until execve: our memory is not the program's to read */
+    hide_memory(); /* until execve: it is not the program's to read; and it may be a shepherd's, who lends it */
     return limit(RLIMIT_NPROC, "nproc", f); /* now, so that it is counted for the user in its own namespace */
 }
 

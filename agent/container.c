@@ -5,10 +5,14 @@
  * only root may enter. Everything else is as at the landlock level: a stand-in for pid 1 and a shepherd above each exec, but
  * one that serves the next exec afterwards (shepherd.c).
  *
+ * Where nobody can become another user (a sandbox of a cloud's that has no root) programs are our own: "user": {"mode": "none"}.
+ * Then Landlock keeps them from our memory and from signalling us, where the kernel has it; else nothing does.
+ *
  * What the box is comes as JSON in the environment variable CAPSULE_BOX (spec/launch.md): it takes no file, and we erase it
  * there before a program runs. */
 #include "agent.h"
 #include "keeper.h"
+#include <linux/capability.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/prctl.h>
@@ -28,6 +32,17 @@ static bool read_filter(const char *hex, struct buf *filter) {
 }
 
 /* Where the engine shows a container its own cgroup, read-only. */
+static bool counts(const char *dir) {
+    static const char *const names[] = {"memory.usage_in_bytes", "cpuacct.usage", "pids.current", "blkio.throttle.io_service_bytes"};
+    char path[128];
+    bool found = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        found |= !access(path, R_OK);
+    }
+    return found;
+}
+
 static void find_cgroups(void) {
     static const char *const v1[] = {"/sys/fs/cgroup/memory", "/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/blkio"};
     if (!access("/sys/fs/cgroup/memory.current", R_OK)) {
@@ -36,7 +51,7 @@ static void find_cgroups(void) {
         return;
     }
     for (size_t i = 0; i < sizeof v1 / sizeof *v1; i++)
-        if (!access(v1[i], R_OK)) box.usage_dirs[box.nusage++] = v1[i];
+        if (counts(v1[i])) box.usage_dirs[box.nusage++] = v1[i];
     box.cgroup_version = box.nusage ? 1 : 0;
 }
 
@@ -74,6 +89,12 @@ void hide_words(char **words) {
     for (; *words; words++) memset(*words, 0, strlen(*words));
 }
 
+/* What an engine leaves us. The root of a machine has more, and no use for it. */
+static bool keep_few(struct fault *f) {
+    uint64_t few = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_SETPCAP;
+    return drop_capabilities(few) || fault_set(f, errno, "drop capabilities");
+}
+
 int container_main(char **argv) {
     struct buf filter = {0};
     struct fault f = {0};
@@ -84,7 +105,7 @@ int container_main(char **argv) {
     box.filter = &filter;
     hide_words(argv);
     prctl(PR_SET_NAME, "init", 0, 0, 0);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    hide_memory();
     signal(SIGPIPE, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     if (!getrlimit(RLIMIT_NOFILE, &files)) { /* for ourselves; programs get their own limit */
@@ -93,7 +114,8 @@ int container_main(char **argv) {
     }
     bool described = describe(&filter, &f);
     hide_words(environ);
-    if (!described || !bind_socket(&f) || !start(ctl, &init, &disk_fd, &f)) return give_up(&f);
+    hide_memory();
+    if (!described || !keep_few(&f) || !bind_socket(&f) || !start(ctl, &init, &disk_fd, &f)) return give_up(&f);
     find_cgroups();
     volumes_open_parents();
     const char *home = json_str(box.spec, "home");

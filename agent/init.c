@@ -435,7 +435,7 @@ void init_main(int ctl_fd) {
     if (recv_fds(ctl, &m, sizeof m, NULL, NULL) != sizeof m || m.command != C_GO) _exit(1);
     bool ok = enter(&disk_fd, &f);
     if (box.namespaces) prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); /* a change of user would have cleared it; otherwise see end_box */
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    hide_memory();
     m = (struct ctl){.command = ok ? C_READY : C_FAILED, .err = f.err};
     memcpy(m.stage, f.stage, sizeof m.stage);
     tell(&m, &disk_fd, ok && disk_fd >= 0 ? 1 : 0);

@@ -36,11 +36,11 @@ int main(int argc, char **argv) {
     if (argc == 4 && !strcmp(argv[1], "launcher")) return launcher_main(atoi(argv[2]), atoi(argv[3]));
     if (argc == 2 && !strcmp(argv[1], "container")) return container_main(argv);
     if (argc == 3 && !strcmp(argv[1], "disk")) return disk_main(argv[2]);
-    if (argc == 3 && !strcmp(argv[1], "relay")) return relay_main(argv);
+    if ((argc == 3 || argc == 4) && !strcmp(argv[1], "relay")) return relay_main(argv);
     if (argc == 2 && !strcmp(argv[1], "version")) {
         printf("capsule-agent protocol %d\n", PROTOCOL_VERSION);
         return 0;
     }
-    fprintf(stderr, "usage: capsule-agent launcher LISTEN_FD LIFELINE_FD | container | disk JSON | relay SOCKET | version\n");
+    fprintf(stderr, "usage: capsule-agent launcher LISTEN_FD LIFELINE_FD | container | disk JSON | relay SOCKET [lines] | version\n");
     return 2;
 }

@@ -5,7 +5,9 @@
  *
  * Who may wait for whom. What goes to the agent waits in its channel's buffer, at most WINDOW bytes; what goes to the host in
  * `out`. Nothing is read from the agent that has no credit, or while `out` is full, so a slow reader stops its own channel
- * only. The host always reads, so `out` empties: while it does not, we read no orders either, and are bounded whatever it does. */
+ * only. The host always reads, so `out` empties: while it does not, we read no orders either, and are bounded whatever it does.
+ *
+ * With `lines` what we say is armoured: base64, a line for whatever there is to say at once. Some carriers take text only. */
 #include "agent.h"
 #include <arpa/inet.h>
 #include <poll.h>
@@ -40,7 +42,9 @@ struct channel {
 static struct channel channels[MAX_CHANNELS];
 static uint32_t top; /* one past the highest in use */
 static struct buf out;
-static size_t out_at;
+static struct buf wire; /* what is written to stdout: `out` itself, or that as lines */
+static size_t wire_at;
+static bool armoured;
 static struct sockaddr_un agent = {.sun_family = AF_UNIX};
 
 static void __attribute__((noreturn)) refuse(const char *why) {
@@ -48,24 +52,48 @@ static void __attribute__((noreturn)) refuse(const char *why) {
     _exit(1);
 }
 
-static size_t waiting(void) { return out.n - out_at; }
+static size_t waiting(void) { return out.n + wire.n - wire_at; }
 
 static void say(const struct channel *c, enum relay_kind kind, uint32_t value) {
     uint32_t head[3] = {htonl((uint32_t)(c - channels)), htonl(kind), htonl(value)};
     buf_add(&out, head, sizeof head);
 }
 
+static void add_line(const unsigned char *p, size_t n) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < n; i += 3) {
+        size_t left = n - i;
+        uint32_t v = (uint32_t)p[i] << 16 | (left > 1 ? (uint32_t)p[i + 1] << 8 : 0) | (left > 2 ? p[i + 2] : 0);
+        char four[4] = {letters[v >> 18], letters[v >> 12 & 63], left > 1 ? letters[v >> 6 & 63] : '=', left > 2 ? letters[v & 63] : '='};
+        buf_add(&wire, four, sizeof four);
+    }
+    buf_add(&wire, "\n", 1);
+}
+
+static void stage(void) {
+    if (!out.n) return;
+    if (armoured) add_line((const unsigned char *)out.p, out.n);
+    else if (wire.n) buf_add(&wire, out.p, out.n);
+    else { /* nothing has to be copied */
+        struct buf empty = wire;
+        wire = out;
+        out = empty;
+    }
+    out.n = 0;
+}
+
 static void flush(void) {
-    while (waiting()) {
-        ssize_t n = RETRY(write(STDOUT_FILENO, out.p + out_at, waiting()));
+    stage();
+    while (wire.n > wire_at) {
+        ssize_t n = RETRY(write(STDOUT_FILENO, wire.p + wire_at, wire.n - wire_at));
         if (n < 0 && errno == EAGAIN) break;
         if (n <= 0) _exit(0); /* nobody reads us any more */
-        out_at += (size_t)n;
+        wire_at += (size_t)n;
     }
-    if (!waiting()) out.n = out_at = 0;
-    else if (out_at >= OUT_LIMIT) { /* never quite empty: what was written must not pile up */
-        memmove(out.p, out.p + out_at, out.n -= out_at);
-        out_at = 0;
+    if (wire.n == wire_at) wire.n = wire_at = 0;
+    else if (wire_at >= OUT_LIMIT) { /* never quite empty: what was written must not pile up */
+        memmove(wire.p, wire.p + wire_at, wire.n -= wire_at);
+        wire_at = 0;
     }
 }
 
@@ -213,6 +241,7 @@ int relay_main(char **argv) {
     static struct channel *who[MAX_CHANNELS];
     struct rlimit files;
     if ((size_t)snprintf(agent.sun_path, sizeof agent.sun_path, "%s", argv[2]) >= sizeof agent.sun_path) refuse("the socket's path is too long");
+    armoured = argv[3] && !strcmp(argv[3], "lines");
     hide_words(argv);
     hide_words(environ);
     prctl(PR_SET_NAME, "relay", 0, 0, 0);

@@ -19,6 +19,7 @@
 struct first { dev_t dev; ino_t ino; char *path; }; /* of a file with several names; an overlay shows files of several devices */
 
 static int conn;
+static struct stat own; /* the folder with the agent's socket */
 static dev_t device; /* of the folder that is walked: a volume is another, and no part of it */
 static bool upper; /* what is read is the upper folder of an overlay */
 static char out[CHUNK], data[CHUNK];
@@ -202,6 +203,7 @@ static void put_one(int dir, const char *name, int depth) {
     char target[PATH_MAX];
     if (path.n > PATH_MAX - 1) give_up(0, "too_large", "a path is longer than 4095 bytes");
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW)) give_up(errno, NULL, NULL);
+    if (st.st_dev == own.st_dev && st.st_ino == own.st_ino) return; /* the agent's own folder: a cloud's box has it where programs write */
     changed += is_changed(&st);
     if (S_ISDIR(st.st_mode)) return enter_folder(dir, name, &st, depth);
     if (S_ISREG(st.st_mode)) return put_file(dir, name, &st);
@@ -267,6 +269,7 @@ void save_main(int disk, int conn_fd, bool full, double unchanged_since) {
     setsockopt(conn, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     signal(SIGPIPE, SIG_IGN);
     upper = !full && json_get(box.spec, "layers");
+    if (box.container) stat(box.dir, &own);
     if (box.container) become_owner(&disk, &full);
     else if (!drop_capabilities(1 << CAP_DAC_READ_SEARCH)) give_up(errno, NULL, NULL); /* a file that nobody may read is saved, too */
     const struct json *mounts = json_get(box.spec, "mounts");

@@ -301,12 +301,37 @@ static void stop_user(void) {
     init_stop_workers();
 }
 
+/* Whoever is below a child of ours: a program, or one of its. Our children are shepherds and workers. */
+static bool is_below_child(const struct kin *k) { return k->ours && k->parent != getpid(); }
+
+/* Where programs are our own user, a signal to all would reach us. One pass after the other, until two see nobody move: who was seen
+ * to stand still in the first may have been let go by somebody who does so in the second. */
+static bool stop_below(void) {
+    static int quiet;
+    struct family f = {0};
+    struct seen p;
+    bool moving = false;
+    find_descendants(&f, getpid());
+    for (size_t i = 0; i < f.n; i++) {
+        if (!is_below_child(&f.all[i]) && !init_has_worker(f.all[i].pid)) continue;
+        if (!read_stat(f.all[i].pid, &p) || p.state == 'T' || is_dead(&p) || awaits_child(f.all[i].pid, &p)) continue;
+        kill(f.all[i].pid, SIGSTOP);
+        moving = true;
+    }
+    free(f.all);
+    quiet = moving ? 0 : quiet + 1;
+    if (quiet < 2) return false;
+    quiet = 0;
+    return true;
+}
+
 /* As above: nobody in here is born past a signal that waits, and nobody who could send SIGCONT moves. */
 bool sweep_stop(void) {
     bool moving = false;
     if (!paused) each_process(note_stopped, &stopped_before);
     looks = paused ? looks + 1 : 0;
     paused = true;
+    if (box.container && box.user_mode == USER_NONE) return stop_below();
     if (box.container) stop_user();
     else kill(-1, SIGSTOP);
     each_process(see_moving, &moving);

@@ -12,10 +12,10 @@ import pytest
 
 from capsule.model import Isolation
 from capsule.providers.contract import Box, ByteStream, Provider
-from capsule.providers.docker.mux import Mux
 from capsule.providers.fake import Crooked, CrookedBox
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
+from capsule.providers.relay.mux import Mux
 from capsule.testing.boxes import TestConnections
 from capsule.testing.files import TestReadAndWrite
 from capsule.testing.fixtures import launch, leftovers, provider, subject, template

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from capsule.errors import UnavailableError
-from capsule.providers.docker.channels import Kind
-from capsule.providers.docker.mux import Mux
+from capsule.providers.relay.channels import Kind
+from capsule.providers.relay.lines import Lines
+from capsule.providers.relay.mux import Mux
 from tests.support import ROOT
 
 GOLDEN = ROOT / "spec" / "golden"
@@ -23,24 +24,29 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 class RelayProcess:
     """`capsule-agent relay` with pipes, as an engine's exec has it; the carrier of a Mux."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, lines: Lines | None = None) -> None:
         self.process = process
+        self.lines = lines
         assert process.stdin and process.stdout and process.stderr
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
 
     @classmethod
-    async def start(cls, agent: Path, socket: Path | str) -> Self:
-        command = [str(agent), "relay", str(socket)]
+    async def start(cls, agent: Path, socket: Path | str, *, lines: bool = False) -> Self:
+        command = [str(agent), "relay", str(socket), *(["lines"] if lines else [])]
         # A sanitizer's report must not be taken for the relay's own exit status.
         env = {**os.environ, "ASAN_OPTIONS": "exitcode=99", "UBSAN_OPTIONS": "exitcode=99"}
         return cls(
             await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, limit=256 * 1024
-            )
+            ),
+            Lines() if lines else None,
         )
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        return await self.stdout.read(max_bytes)
+        while text := await self.stdout.read(max_bytes):
+            if data := self.lines.feed(text.decode()) if self.lines else text:
+                return data
+        return b""
 
     async def send(self, data: bytes) -> None:
         try:

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import replace
 from typing import Any
 
-from capsule.errors import CapsuleError, ForbiddenError, NotFoundError, UnavailableError
+from capsule.errors import CapsuleError, UnavailableError
 from capsule.link.link import AgentLink
 from capsule.link.unix import NobodyListensError
-from capsule.model import MIB, Handle, Isolation, Limits, Template, Unenforced, Usage
+from capsule.model import MIB, Handle, Isolation, Limits, Unenforced, Usage
 from capsule.providers.cleanup import to_the_end
 from capsule.providers.contract import Box, ByteStream
 from capsule.providers.docker.engine import Engine
@@ -24,7 +24,6 @@ ENDED_WITHIN = 2.0
 END_WITHIN = 1.0
 LOOK_EVERY = 0.2  # seconds between looks at a container whose agent does not answer yet
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
-SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class NoSocketError(UnavailableError):
@@ -205,21 +204,3 @@ async def follows_its_agent(box: DockerBox) -> bool:
         await asyncio.sleep(pause)
         pause *= 2
     return True
-
-
-async def missing_programs(box: DockerBox, template: Template) -> list[str]:
-    link = AgentLink(box.connect)
-    places = template.env.get("PATH", SEARCH_PATH).split(":")
-    found = [name for name in template.needs if await _there(link, name, places)]
-    return [name for name in template.needs if name not in found]
-
-
-async def _there(link: AgentLink, name: str, places: Sequence[str]) -> bool:
-    paths = [name] if name.startswith("/") else [f"{place}/{name}" for place in places if place]
-    for path in paths:
-        try:
-            if (await link.stat(path, follow=True)).type == "file":
-                return True
-        except (NotFoundError, ForbiddenError):
-            continue
-    return False

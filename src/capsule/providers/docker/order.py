@@ -14,11 +14,11 @@ from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.filters import Filters
 from capsule.providers.docker.helpers import Helpers
 from capsule.providers.docker.probe import Facts, Runtime
-from capsule.providers.docker.relays import Relays
 from capsule.providers.docker.settings import DockerSettings
 from capsule.providers.docker.supply import Found, Supply
 from capsule.providers.docker.volumes import ContainerVolumes
 from capsule.providers.local.cores import Cores
+from capsule.providers.relay.relays import Relays
 
 
 @dataclass(slots=True)

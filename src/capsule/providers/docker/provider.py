@@ -24,16 +24,19 @@ from capsule.errors import (
 )
 from capsule.host_errors import host_errors
 from capsule.model import Handle, Isolation, SandboxId, SandboxSpec, Unenforced
+from capsule.providers import box_layers
+from capsule.providers.box_layers import BoxLayers
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import (
     Box,
+    ByteStream,
     Capabilities,
     FileChange,
     Mark,
     Provider,
     Saved,
 )
-from capsule.providers.docker import address, disks, layers, plan, probe, transport
+from capsule.providers.docker import address, disks, hardening, plan, probe, transport
 from capsule.providers.docker.agent_volume import AgentVolume
 from capsule.providers.docker.box import (
     DockerBox,
@@ -41,25 +44,26 @@ from capsule.providers.docker.box import (
     NoSocketError,
     await_agent,
     follows_its_agent,
-    missing_programs,
 )
 from capsule.providers.docker.disks import Disks, NoDiskError
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.filters import Filters
 from capsule.providers.docker.forgotten import end_forgotten
 from capsule.providers.docker.helpers import Helpers
-from capsule.providers.docker.identity import owner_of, record_of, safe
-from capsule.providers.docker.layers import ContainerLayers
+from capsule.providers.docker.identity import record_of
 from capsule.providers.docker.order import Host, Order, runtime_for
 from capsule.providers.docker.plan import LABEL_BOX, LABEL_CREATED, LABEL_ID, LABEL_OWNER
 from capsule.providers.docker.probe import Facts, Runtime
-from capsule.providers.docker.relays import Relays
 from capsule.providers.docker.settings import DockerSettings
+from capsule.providers.docker.stdio import demultiplex
 from capsule.providers.docker.supply import Found, Supply
 from capsule.providers.docker.transport import Folders
 from capsule.providers.docker.volumes import ContainerVolumes
+from capsule.providers.identity import owner_of, safe
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.views import visible_cpus
+from capsule.providers.needs import missing_programs
+from capsule.providers.relay.relays import Relays
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +74,7 @@ AT_ONCE = 1.0
 
 class DockerProvider(Provider):
     name: ClassVar[str] = "docker"
-    max_layers = layers.MOST
+    max_layers = box_layers.MOST
 
     def __init__(self, settings: DockerSettings) -> None:
         self.settings = settings
@@ -81,7 +85,7 @@ class DockerProvider(Provider):
         self._engine: Engine | None = None
         self._host: Host | None = None
         self._owner = ""  # who we are to the Engine, which may serve others too
-        self._layers = ContainerLayers(settings.data_dir)
+        self._layers = BoxLayers(settings.data_dir / "docker-layers", owner=hardening.UID)
 
     async def open(self) -> None:
         try:
@@ -101,7 +105,7 @@ class DockerProvider(Provider):
                 found,
                 Supply(engine, self.settings),
                 Cores(range(found.cpus)),
-                Relays(engine, self._name, transport.RELAY),
+                Relays(self._start_relay, "the Engine"),
                 AgentVolume(engine, self.settings.agent, helpers),
                 self._disks,
                 filters,
@@ -408,6 +412,10 @@ class DockerProvider(Provider):
             return transport.by_engine(await host.volume.name(order.image.name))
         return transport.by_socket(self._folders.path(order.id), self._agent)
 
+    async def _start_relay(self, sandbox_id: str) -> ByteStream:
+        engine = await self._reach()
+        return demultiplex(await engine.exec(self._name(sandbox_id), transport.RELAY))
+
     async def _image(self, host: Host, spec: SandboxSpec) -> Found:
         name = self.settings.image_of(spec.template)
         return await host.supply.get(name, template=spec.template.name, progress=spec.progress)
@@ -435,7 +443,7 @@ class DockerProvider(Provider):
         self.settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._layers.prepare()
         transport.copy_agent(self.settings.agent, self._agent)
-        return owner_of(self.settings.data_dir, self.settings.run_dir)
+        return owner_of(self.settings.data_dir, self.settings.run_dir, "docker-id")
 
 
 def _binds(disks: Disks, order: Order) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ binds its socket there. A connect costs what it costs locally. It takes an Engin
 containers' root is our own uid: the folder's mode is what keeps everybody else out.
 
 `engine`: the agent's folder is a small tmpfs in the container, the agent comes from a volume, and a
-relay that the Engine starts beside it carries the connections (relays.py).
+relay that the Engine starts beside it carries the connections (providers/relay/).
 """
 
 from __future__ import annotations

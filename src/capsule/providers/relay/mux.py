@@ -1,4 +1,4 @@
-"""Connections to a box's agent through its relay, over one stream of the Engine's (spec/relay.md).
+"""Connections to a box's agent through its relay, over one stream (spec/relay.md).
 
     Mux._run            owned by the Mux, ended by `aclose` and when the carrier breaks
     ├── Mux._read       receives from the carrier, all the time: whatever a channel brings has room
@@ -23,7 +23,7 @@ from capsule.errors import UnavailableError
 from capsule.link.stream import ByteStream
 from capsule.link.unix import NobodyListensError
 from capsule.providers.cleanup import finish, to_the_end
-from capsule.providers.docker.channels import (
+from capsule.providers.relay.channels import (
     MAX_DATA,
     Arrived,
     Channel,
@@ -206,6 +206,10 @@ class MuxStream:
         self._sender: Future[None] | None = None
         self._rest = memoryview(b"")  # of what is being sent
         self._queued = False  # for our turn to send
+
+    @property
+    def broken(self) -> bool:
+        return self._failure is not None
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         while not self._buffer:

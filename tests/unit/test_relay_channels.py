@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from capsule.errors import CapacityError
 from capsule.link.protocol import ProtocolError
-from capsule.providers.docker.channels import (
+from capsule.providers.relay.channels import (
     HEADER_SIZE,
     MAX_CHANNELS,
     MAX_DATA,

@@ -1,4 +1,4 @@
-"""The way to an agent through the Engine: one exec of `capsule-agent relay` for each box.
+"""The relays of boxes, each started with the first connection to its box.
 
 Relays ─┬─ Relay of a box ── Mux (its tasks), from the first connect on
         └─ closed with their box, and all of them by `aclose`; a broken one is made again
@@ -7,30 +7,35 @@ Relays ─┬─ Relay of a box ── Mux (its tasks), from the first connect o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from capsule.errors import ConflictError, NotFoundError, UnavailableError
 from capsule.link.unix import NobodyListensError
 from capsule.providers.contract import ByteStream
-from capsule.providers.docker.engine import Engine
-from capsule.providers.docker.mux import Mux
-from capsule.providers.docker.stdio import demultiplex
+from capsule.providers.relay.mux import Mux
 
 START_WITHIN = 10.0
 
+# Starts the process in a box, by its id, and gives the stream to it. Raises NotFoundError or
+# ConflictError when there is no such box, or it does not run.
+Start = Callable[[str], Awaitable[ByteStream]]
+
 
 class Relays:
-    def __init__(self, engine: Engine, name: Callable[[str], str], command: list[str]) -> None:
-        self._engine = engine
-        self._name = name
-        self._command = command
+    """`through`: what carries them, for people."""
+
+    def __init__(self, start: Start, through: str, *, within: float = START_WITHIN) -> None:
+        self._start = start
+        self._through = through
+        self._within = within
         self._relays: dict[str, Relay] = {}
 
     async def connect(self, sandbox_id: str) -> ByteStream:
         relay = self._relays.get(sandbox_id)
         if relay is None:
-            name = self._name(sandbox_id)
-            relay = self._relays[sandbox_id] = Relay(self._engine, name, self._command)
+            relay = self._relays[sandbox_id] = Relay(
+                lambda: self._start(sandbox_id), self._through, self._within
+            )
         return await relay.connect()
 
     async def close(self, sandbox_id: str) -> None:
@@ -45,13 +50,15 @@ class Relays:
 
 
 class Relay:
-    def __init__(self, engine: Engine, container: str, command: list[str]) -> None:
-        self._engine = engine
-        self._container = container
-        self._command = command
+    def __init__(
+        self, start: Callable[[], Awaitable[ByteStream]], through: str, within: float
+    ) -> None:
+        self._start = start
+        self._through = through
+        self._within = within
         self._mux: Mux | None = None
         self._closed = False
-        self._starting = asyncio.Lock()  # one exec, however many connect at once
+        self._starting = asyncio.Lock()  # one process, however many connect at once
 
     async def connect(self) -> ByteStream:
         mux = self._mux
@@ -65,19 +72,18 @@ class Relay:
                 raise UnavailableError("the box is gone")
             if self._mux is None or not self._mux.usable:
                 await self._drop()
-                self._mux = await self._start()
+                self._mux = await self._begin()
             return self._mux
 
-    async def _start(self) -> Mux:
+    async def _begin(self) -> Mux:
         try:
-            async with asyncio.timeout(START_WITHIN):
-                stream = await self._engine.exec(self._container, self._command)
-                return await Mux.start(demultiplex(stream))
+            async with asyncio.timeout(self._within):
+                return await Mux.start(await self._start())
         except (NotFoundError, ConflictError) as exc:
             raise NobodyListensError(f"agent is not there: {exc.message}") from exc
         except TimeoutError:
             raise UnavailableError(
-                f"no stream through the Engine within {START_WITHIN:g} seconds"
+                f"no stream through {self._through} within {self._within:g} seconds"
             ) from None
 
     async def aclose(self) -> None:

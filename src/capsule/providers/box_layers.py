@@ -1,11 +1,11 @@
-"""Layers of containers: what they have written, kept on the server's own disk, as the local
-provider keeps it (`local/layers.py`).
+"""Layers of boxes whose files are not ours: what they have written, kept on the server's own disk,
+as the local provider keeps it (`local/layers.py`).
 
-Their agents tell it, over whichever way they are reached by; the Engine is not asked, and nothing
-of it is left there. A container whose disk is an image of ours begins from layers by an overlay
-(`disks.py`): nothing is copied, and what it tells later is what it changed. One whose disk is in
-memory, or on another host, is filled through its agent before it is handed out, and tells all that
-it has.
+Their agents tell it, over whichever way they are reached by; an Engine or a cloud is not asked, and
+nothing of it is left there. A container whose disk is an image of ours begins from layers by an
+overlay (`docker/disks.py`): nothing is copied, and what it tells later is what it changed. One
+whose disk is in memory, or on another host, is filled through its agent before it is handed out,
+and tells all that it has.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from capsule.errors import CapsuleError, NoSpaceError
 from capsule.host_errors import host_errors
 from capsule.link.link import AgentLink
 from capsule.providers.cleanup import to_the_end
-from capsule.providers.contract import FileChange, Mark, Saved
-from capsule.providers.docker import hardening
-from capsule.providers.docker.box import DockerBox
+from capsule.providers.contract import ByteStream, FileChange, Mark, Saved
 from capsule.providers.local.layer_diff import compare
 from capsule.providers.local.layer_stream import told
 from capsule.providers.local.layers import BATCH, Layers
@@ -32,13 +30,25 @@ from capsule.providers.local.layers import BATCH, Layers
 MOST = 24  # overlayfs takes their paths in one page
 
 
-class ContainerLayers:
-    def __init__(self, data_dir: Path) -> None:
+class Told(Protocol):
+    """A box that tells its files."""
+
+    async def connect(self) -> ByteStream: ...
+
+    def awake(self) -> AbstractAsyncContextManager[None]:
+        """Its agent answers meanwhile, also if the box is paused."""
+
+    @property
+    def over_layers(self) -> bool:
+        """Whether its disk lies over layers; else it has copies of them."""
+
+
+class BoxLayers:
+    def __init__(self, folder: Path, *, owner: int) -> None:
+        """`owner`: who programs are, in boxes that begin from the folder as it is."""
         root = os.geteuid() == 0
         # Who is not root could not read what its owner may not: it keeps a little more of the mode.
-        self._layers = Layers(
-            data_dir / "docker-layers", owner=hardening.UID if root else None, readable=not root
-        )
+        self._layers = Layers(folder, owner=owner if root else None, readable=not root)
 
     def prepare(self) -> None:
         """Blocks."""
@@ -49,7 +59,7 @@ class ContainerLayers:
         return await asyncio.to_thread(lambda: [self._layers.path(id) for id in ids])
 
     async def save(
-        self, box: DockerBox, layer: str, *, full: bool, most_bytes: int, since: Mark | None
+        self, box: Told, layer: str, *, full: bool, most_bytes: int, since: Mark | None
     ) -> Saved:
         about: dict[str, Any] = {}
         async with box.awake():
@@ -63,7 +73,7 @@ class ContainerLayers:
             whole=full or not box.over_layers,
         )
 
-    async def fill(self, box: DockerBox, layers: Sequence[Path]) -> None:
+    async def fill(self, box: Told, layers: Sequence[Path]) -> None:
         """Raises NoSpaceError, UnavailableError."""
         try:
             async with aclosing(_in_batches(told(layers))) as pieces:

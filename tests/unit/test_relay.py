@@ -23,10 +23,10 @@ from capsule.errors import UnavailableError
 from capsule.link.link import AgentLink
 from capsule.link.unix import NobodyListensError
 from capsule.model import ExecId, ExecRequest, Template
-from capsule.providers.docker.channels import HEADER_SIZE, MAX_DATA, VERSION, WINDOW, Kind, pack
-from capsule.providers.docker.mux import Mux, MuxStream
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
+from capsule.providers.relay.channels import HEADER_SIZE, MAX_DATA, VERSION, WINDOW, Kind, pack
+from capsule.providers.relay.mux import Mux, MuxStream
 from capsule.testing.harness import ENV, Launcher, drain, opened
 from tests.support import eventually
 from tests.support.relays import (
@@ -94,6 +94,16 @@ async def test_bytes_go_there_and_back(agent: Path, path: Path) -> None:
         await there_and_back(mux, b"ping")
         await there_and_back(mux, os.urandom(3 * WINDOW + 17))
         await all_closed(mux)
+
+
+async def test_what_it_says_may_be_lines_of_text(agent: Path, path: Path) -> None:
+    async with serving(path):
+        mux = await Mux.start(await RelayProcess.start(agent, path, lines=True))
+        try:
+            for size in (1, 2, 3, 4, 3 * WINDOW + 17):
+                await there_and_back(mux, os.urandom(size))
+        finally:
+            await mux.aclose()
 
 
 async def test_the_golden_conversation(agent: Path, path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from capsule.errors import UnavailableError
 from capsule.link.protocol import ProtocolError
 from capsule.link.unix import NobodyListensError, UnixStream
-from capsule.providers.docker.channels import (
+from capsule.providers.docker.stdio import StreamDecoder, demultiplex
+from capsule.providers.relay.channels import (
     HEADER,
     HEADER_SIZE,
     MAX_CHANNELS,
@@ -23,8 +24,7 @@ from capsule.providers.docker.channels import (
     Kind,
     pack,
 )
-from capsule.providers.docker.mux import Mux, MuxStream
-from capsule.providers.docker.stdio import StreamDecoder, demultiplex
+from capsule.providers.relay.mux import Mux, MuxStream
 
 HELLO = pack(Kind.HELLO, 0, VERSION)
 Heard = tuple[Kind, int, int, bytes]
