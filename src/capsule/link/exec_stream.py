@@ -82,6 +82,11 @@ class ExecStream:
         """How far each stream has been read: where to attach again."""
         return dict(self._positions)
 
+    @property
+    def broken(self) -> bool:
+        """It is known to be of no use any more. Not every stream can tell before it is used."""
+        return bool(getattr(self._talk.stream, "broken", False))
+
     def __aiter__(self) -> Self:
         return self
 

@@ -228,7 +228,7 @@ class Contexts:
             await self._interpreters.bury(entry, context, describe(known.exit if known else None))
         elif context.record.busy or context.syncing:
             with suppress(ConflictError, WrongStateError):
-                talk = context.talk or await self._interpreters.attach(entry, link, context)
+                talk = await self._interpreters.talk(entry, link, context)
                 await self._interpreters.sync(entry, context, talk, _GLANCE)
 
     async def _shelf(self, entry: Entry) -> _Shelf:
@@ -298,7 +298,7 @@ class Contexts:
         context.check_alive()
         permit = self._permits.take(entry)
         try:
-            talk = context.talk or await self._interpreters.attach(entry, link, context)
+            talk = await self._interpreters.talk(entry, link, context)
             if context.syncing:
                 await self._interpreters.sync(entry, context, talk, request.timeout)
             record = replace(context.record, run=context.record.run + 1, busy=True)

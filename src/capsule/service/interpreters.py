@@ -68,6 +68,12 @@ class Interpreters:
         else:
             await self._store.remove_context(entry.id, context.id)
 
+    async def talk(self, entry: Entry, link: AgentLink, context: Context) -> Talk:
+        """The one there is, if it is still good for anything: a pause may end it, or a network."""
+        if context.talk is not None and context.talk.stream.broken:
+            await hang_up(context)
+        return context.talk or await self.attach(entry, link, context)
+
     async def attach(self, entry: Entry, link: AgentLink, context: Context) -> Talk:
         """To an interpreter that an earlier server started, or whose connection broke."""
         known = next((each for each in await link.execs() if each.id == context.exec_id), None)
