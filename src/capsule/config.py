@@ -392,7 +392,7 @@ class Config(TenantSettings):
         return f"Config({', '.join(f'{f.name}={self._shown(f.name)}' for f in fields(self))})"
 
     def _shown(self, name: str) -> str:
-        if name == "jwt_secret" and self.jwt_secret:
+        if name in ("jwt_secret", "e2b_api_key") and getattr(self, name):
             return "<secret>"
         return f"<{len(self.api_keys)} keys>" if name == "api_keys" else repr(getattr(self, name))
 

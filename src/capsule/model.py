@@ -31,6 +31,7 @@ class State(StrEnum):
 class Isolation(StrEnum):
     """What stands between a program and the host, strongest first."""
 
+    CLOUD = "cloud"  # not this host at all: a sandbox of a cloud's, which is its own wall
     GVISOR = "gvisor"  # a kernel of its own, in user space
     NAMESPACES = "namespaces"  # Capsule's own, with users that nobody else has
     CONTAINER = "container"  # an engine's; its root is the host's unless the engine maps users
@@ -166,6 +167,8 @@ class SandboxSpec:
     runtime: str = ""  # "": the template's
     layers: tuple[str, ...] = ()  # of the provider's, topmost first; what its files begin from
     volumes: tuple[VolumeMount, ...] = ()
+    # Of whoever asked, for a provider that is somebody else's; "": the configuration's.
+    credential: str = field(default="", repr=False)
     # It may be given other limits later: nothing of it may be shared with boxes that are not.
     adjustable: bool = field(default=False, compare=False)
     # What a launch that takes its time (an image is pulled) is doing, for whoever waits for it.

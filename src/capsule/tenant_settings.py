@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from capsule.cloud_settings import CloudSettings
 from capsule.config_checks import JWT_SECRET_MIN
 from capsule.settings import about
-from capsule.storage_settings import StorageSettings
 
 _OVERRIDE = "; 0: no limit. `capsule tenant set` gives a tenant another one"
 _RATE = ", such as 600/minute (second, minute, hour or day); unset: no limit"
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
-class TenantSettings(StorageSettings):
+class TenantSettings(CloudSettings):
     jwt_secret: str | None = field(
         default=None,
         metadata=about(

@@ -18,7 +18,9 @@ from capsule.testing.harness import Launcher, Subject, owned
 
 WRITABLE = "/workspace /tmp /var/tmp /dev/shm"
 # `kill -1` is everybody of this user but the shell itself; where nobody is left, it says so.
-TIDY = f"kill -9 -1 2>/dev/null; find {WRITABLE} -mindepth 1 -delete && find {WRITABLE} -mindepth 1"
+OURS = "-not -path '*/.capsule*'"  # the agent, where it has no other place
+ALL = f"{WRITABLE} -mindepth 1 {OURS}"
+TIDY = f"kill -9 -1 2>/dev/null; find {ALL} -delete && find {ALL}"
 TIDY_WITHIN = 5.0
 
 

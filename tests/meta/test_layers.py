@@ -26,6 +26,7 @@ HEIGHT = {
     "chain": 0,
     "settings": 0,
     "sources": 0,
+    "cloud_settings": 1,
     "storage_settings": 1,
     "template_file": 1,
     "config": 1,
@@ -105,6 +106,8 @@ def test_imports_point_down(path: Path) -> None:
 )
 def test_no_http_word_below_the_edge(path: Path) -> None:
     if layer_of(path) in ("errors", "webhooks"):  # the second speaks it outwards
+        return
+    if path.relative_to(SOURCE).parts[:2] == ("providers", "e2b"):  # and so does a cloud's SDK
         return
     assert not [name for name in names(parse(path)) if HTTP_WORDS.search(name)]
 

@@ -33,6 +33,7 @@ Word = Id
 Name = Annotated[str, Meta(pattern=NAME)]
 TenantOrAll = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_.-]{1,64}|\*)$")]
 Key = Annotated[str, Meta(min_length=1, max_length=255)]
+Secret = Annotated[str, Meta(min_length=8, max_length=512, pattern="^[!-~]+$")]
 StepNumber = Annotated[int, Meta(ge=0, le=2**31)]
 Mode = Annotated[int, Meta(ge=0, le=0o7777)] | Annotated[str, Meta(pattern="^0?[0-7]{3,4}$")]
 Encoding = Literal["text", "base64"]
@@ -86,6 +87,7 @@ class Create(Shape, kw_only=True, frozen=True):
     env: dict[str, str] = {}
     metadata: dict[str, str] = {}
     provider: Word | None = None
+    provider_key: Secret | None = None
     runtime: Word | None = None
     on_timeout: Literal["delete", "pause"] = "delete"
     auto_resume: bool = False

@@ -93,6 +93,7 @@ class Verbs:
             env=p.env,
             metadata=p.metadata,
             provider=p.provider,
+            provider_key=p.provider_key or "",
             runtime=p.runtime,
             on_timeout=p.on_timeout,
             auto_resume=p.auto_resume,

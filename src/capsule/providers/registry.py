@@ -20,6 +20,7 @@ GROUP = "capsule.providers"  # third parties announce a Factory under this entry
 BUILT_IN: Mapping[str, str] = {
     "local": "capsule.providers.local.build:build",
     "docker": "capsule.providers.docker.build:build",
+    "e2b": "capsule.providers.e2b.build:build",
 }
 
 # Providers whose sandboxes start from images, and what has to do with those.

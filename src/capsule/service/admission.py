@@ -82,6 +82,7 @@ class Admission:
             template=template,
             provider=self.provider(request.provider),
             runtime=validate.name("runtime", request.runtime) if request.runtime else "",
+            credential=self._credential(request),
             limits=validate.limits(request.limits, template.limits, config),
             env=dict(request.env),
             metadata=dict(request.metadata),
@@ -153,6 +154,12 @@ class Admission:
             self.require("pause", self.provider(request.provider), field="on_timeout")
         return wanted
 
+    def _credential(self, request: CreateRequest) -> str:
+        if request.provider_key:
+            provider, what = self.provider(request.provider), "take a key of the caller's"
+            self.require("key", provider, field="provider_key", what=what)
+        return request.provider_key
+
     def require(self, feature: str, provider: str, *, field: str, what: str = "") -> None:
         """Of a provider that is not open yet nobody knows; then the box itself is asked."""
         found = self._capabilities.get(provider)
@@ -189,9 +196,10 @@ def spec_of(entry: Entry) -> SandboxSpec:
         runtime=entry.runtime,
         layers=tuple(layer.id for layer in entry.layers),
         volumes=entry.volumes,
+        credential=entry.credential,
         progress=entry.tell,
     )
 
 
 def create_fingerprint(request: CreateRequest) -> str:
-    return fingerprint(replace(request, idempotency_key=None))
+    return fingerprint(replace(request, idempotency_key=None, provider_key=""))

@@ -133,6 +133,7 @@ class Entry:
     active: float  # monotonic: when somebody last used it
     key: str | None = None
     runtime: str = ""  # as it was asked for
+    credential: str = field(default="", repr=False)  # for its provider; recorded nowhere
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False  # whoever uses it while it is paused wakes it
     keep_memory: bool = True  # when it is paused for its timeout

@@ -314,6 +314,7 @@ def _same(entry: Entry) -> CreateRequest:
         env=entry.env,
         metadata=entry.metadata,
         provider=entry.provider,
+        provider_key=entry.credential,
         runtime=entry.runtime or None,
         on_timeout=entry.on_timeout,
         auto_resume=entry.auto_resume,

@@ -92,6 +92,7 @@ class CreateRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     provider: str | None = None
+    provider_key: str = field(default="", repr=False)  # for a cloud; "": the configuration's
     runtime: str | None = None  # of the provider's engine; None: the template's, or the default
     on_timeout: str = "delete"  # or "pause"
     auto_resume: bool = False

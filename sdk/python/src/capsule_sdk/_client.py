@@ -39,6 +39,7 @@ class CreateOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     metadata: Mapping[str, str] | None
     provider: str | None
+    provider_key: str | None  # your own key for a provider that is a cloud
     runtime: str | None  # of the provider's engine, such as "runsc"
     on_timeout: str | None  # "delete" or "pause": at the end of its ttl, and when it is idle
     volumes: Sequence[Mapping[str, Any]] | None  # each {"name", "path", "read_only"}

@@ -1,0 +1,101 @@
+"""The E2B provider keeps the contract: with E2B's own SDK, and a second Capsule as the cloud."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from capsule.model import Handle, Template
+from capsule.providers.contract import Provider
+from capsule.providers.e2b.provider import E2bProvider
+from capsule.providers.e2b.settings import E2bSettings
+from capsule.testing.harness import Launcher, Leftovers, NewProvider, Subject, opened
+from capsule.testing.suite import *  # noqa: F403  # the tests
+from tests.contract.conftest import folder
+from tests.contract.shelf import Shelf, Shelves
+from tests.support.servers import RealServer, real_server
+
+# One loop for all: the boxes that tests share, and the provider that holds them, live in it.
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+KEY = "e2b_0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="session")
+def cloud() -> Iterator[RealServer]:
+    with real_server(API_KEYS=KEY) as running:
+        yield running
+
+
+@pytest.fixture(name="template")
+def template_of_the_cloud() -> Template:
+    return Template("conformance")
+
+
+def provider_of(cloud: RealServer, where: Path, agent: Path) -> E2bProvider:
+    return E2bProvider(
+        E2bSettings(where, where, agent, api_key=KEY, api_url=cloud.url, sandbox_url=cloud.url)
+    )
+
+
+@pytest.fixture
+def new_provider(cloud: RealServer, run_dir: Path, agent_binary: Path) -> NewProvider:
+    return lambda: provider_of(cloud, run_dir, agent_binary)
+
+
+@pytest_asyncio.fixture(name="provider", loop_scope="session")
+async def provider_of_ones_own(new_provider: NewProvider) -> AsyncIterator[Provider]:
+    async with opened(new_provider()) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(name="launch", loop_scope="session")
+async def launch_of_ones_own(provider: Provider, template: Template) -> Launcher:
+    return Launcher(provider, f"t{uuid.uuid4().hex[:10]}-", template)
+
+
+@pytest.fixture(scope="session")
+def shared_dirs() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shelves(shared_dirs: ExitStack, cloud: RealServer) -> AsyncIterator[Shelves]:
+    made = Shelves()
+    yield made
+    await made.aclose()  # before its folders, and before the cloud
+
+
+@pytest_asyncio.fixture(name="subject", loop_scope="session")
+async def subject_that_is_shared(
+    shelves: Shelves,
+    cloud: RealServer,
+    shared_dirs: ExitStack,
+    agent_binary: Path,
+    template: Template,
+) -> AsyncIterator[Subject]:
+    def make() -> Shelf:
+        where = shared_dirs.enter_context(folder())
+        provider = provider_of(cloud, where, agent_binary)
+        return Shelf(provider, template, f"s{uuid.uuid4().hex[:10]}-")
+
+    shelf = await shelves.of("e2b", make)
+    subject = await shelf.take()
+    yield subject
+    await shelf.put_back(subject)
+
+
+@pytest.fixture(name="leftovers")
+def leftovers_in_the_cloud(cloud: RealServer) -> Leftovers:
+    def look(handle: Handle) -> list[str]:
+        boxes = cloud.base / "run" / "boxes"
+        id = str(handle.data.get("cloud", "none"))
+        return [str(path) for path in boxes.glob(id)]
+
+    return look

@@ -1,0 +1,145 @@
+"""The parts of the E2B provider that need no cloud."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import e2b
+import e2b.exceptions
+import httpx
+import pyqwest
+import pytest
+
+from capsule.errors import (
+    CapacityError,
+    CapsuleError,
+    ForbiddenError,
+    NotFoundError,
+    NotSupportedError,
+    UnavailableError,
+)
+from capsule.model import Limits, SandboxSpec, Template
+from capsule.providers.contract import OutOfReachError
+from capsule.providers.e2b import plan
+from capsule.providers.e2b.cloud import template_error
+from capsule.providers.e2b.errors import LostError, cloud_errors, translated
+from capsule.providers.e2b.keys import Keys
+from capsule.providers.e2b.settings import E2bSettings
+
+ROOT = plan.Place("uid", 1001, 1001, "x86_64", "/.capsule")
+ALONE = plan.Place("none", 1000, 1000, "x86_64", "/tmp/it's/.capsule")
+
+
+def every_exception() -> list[type[Exception]]:
+    found = inspect.getmembers(e2b.exceptions, inspect.isclass)
+    return [each for _, each in found if issubclass(each, Exception)]
+
+
+@pytest.mark.parametrize("kind", every_exception(), ids=lambda kind: kind.__name__)
+def test_whatever_the_sdk_raises_is_one_of_ours(kind: type[Exception]) -> None:
+    with pytest.raises(CapsuleError, match="nothing can be done: boom"):
+        with cloud_errors("nothing can be done"):
+            raise kind("boom")
+
+
+@pytest.mark.parametrize(
+    ("raised", "ours"),
+    [
+        (e2b.AuthenticationException("401"), ForbiddenError),
+        (e2b.RateLimitException("429"), CapacityError),  # type: ignore[no-untyped-call]
+        (e2b.exceptions.ServiceBusyException("503"), CapacityError),
+        (e2b.TimeoutException("slow"), OutOfReachError),
+        (e2b.exceptions.SandboxNotFoundException("404"), LostError),
+        (e2b.exceptions.SandboxNotRunningException("502"), LostError),
+        (e2b.exceptions.SandboxUnreachableException("502"), OutOfReachError),
+        (e2b.SandboxException("no", status_code=404), LostError),
+        (e2b.SandboxException("no", status_code=403), ForbiddenError),
+        (e2b.SandboxException("no", status_code=500), UnavailableError),
+        (httpx.ConnectError("refused"), OutOfReachError),
+        (httpx.ReadTimeout("slow"), OutOfReachError),
+        (ConnectionRefusedError("refused"), OutOfReachError),
+        (pyqwest.ReadError("cut"), OutOfReachError),
+        (Exception("Body of the request is None"), UnavailableError),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
+)
+def test_each_says_what_to_do(raised: Exception, ours: type[CapsuleError]) -> None:
+    assert type(translated("x", raised)) is ours
+
+
+def test_long_answers_are_cut() -> None:
+    assert len(translated("x", e2b.SandboxException("y" * 10_000)).message) < 400
+
+
+def test_a_sandbox_says_where_the_agent_goes() -> None:
+    told = "Welcome!\ncapsule: uid 1001 1001 amd64 /.capsule\n"
+    assert plan.place_of(told) == ROOT
+    assert plan.place_from(ROOT.to_json()) == ROOT
+    assert plan.place_from({"cloud": "x"}) is None
+    for nothing in ("", "capsule: uid", "capsule: uid a b amd64 /x"):
+        with pytest.raises(UnavailableError):
+            plan.place_of(nothing)
+    with pytest.raises(NotSupportedError, match="/workspace"):
+        plan.place_of("capsule: nowhere 1000 1000 x86_64 /tmp/.capsule")
+
+
+def test_the_scout_is_understood_by_every_shell(tmp_path: Path) -> None:
+    for shell in ("sh", "bash"):
+        done = subprocess.run(
+            [shell, "-c", plan.SCOUT], capture_output=True, text=True, env={"HOME": str(tmp_path)}
+        )
+        assert done.stderr == ""
+        assert done.stdout.startswith("capsule: ")
+
+
+def test_names_of_folders_are_quoted() -> None:
+    assert """'/tmp/it'"'"'s/.capsule/agent'""" in plan.start(ALONE)
+    assert """'/tmp/it'"'"'s/.capsule/agent.sock' lines""" in plan.relay(ALONE)
+    assert "chown" not in plan.start(ALONE)
+    assert "chown 1001:1001 /workspace" in plan.start(ROOT)
+
+
+def test_who_is_alone_is_told_so() -> None:
+    assert "agent" in {gap.what for gap in plan.unenforced(ALONE)}
+    assert "agent" in {gap.what for gap in plan.unenforced(None)}
+    assert "agent" not in {gap.what for gap in plan.unenforced(ROOT)}
+
+
+def test_limits_that_the_agent_sets() -> None:
+    spec = SandboxSpec(Template("t"), Limits(processes=10, open_files=64))
+    assert plan.rlimits(spec, ROOT)["nproc"] == 10
+    assert plan.rlimits(spec, ALONE)["nproc"] == 10 + plan.AGENT_TASKS
+    assert plan.rlimits(spec, ROOT)["nofile"] == 64
+
+
+def test_a_template_of_the_clouds_for_each_of_ours(tmp_path: Path) -> None:
+    def named(text: str) -> str:
+        made = E2bSettings(tmp_path, tmp_path, tmp_path, template=text)
+        return made.template_of(Template("python"))
+
+    assert named("base") == "base"
+    assert named("team/{template}:v2") == "team/python:v2"
+
+
+def test_a_key_is_kept_sealed(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    sealed = keys.seal("e2b_secret")
+    assert "secret" not in sealed
+    assert Keys(tmp_path).open(sealed) == "e2b_secret"
+    assert (tmp_path / "e2b-seal").stat().st_mode & 0o777 == 0o600
+    nothing: list[Any] = [None, "", "x", 7, sealed[:-4]]
+    assert [keys.open(each) for each in nothing] == [None] * 5
+    assert keys.seal("") == ""
+
+
+def test_settings_do_not_show_the_key(tmp_path: Path) -> None:
+    assert "e2b_x" not in repr(E2bSettings(tmp_path, tmp_path, tmp_path, api_key="e2b_x"))
+
+
+def test_an_unknown_template_is_not_found() -> None:
+    unknown = e2b.SandboxException("404: template 'x' not found", status_code=404)
+    assert isinstance(template_error("x", unknown), NotFoundError)
+    assert template_error("x", e2b.SandboxException("500: template", status_code=500)) is None
