@@ -14,6 +14,7 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 
 WORKSPACE = "/workspace"
+MOUNTS = "/mnt"  # below which volumes may be, too
 ROOT = "root"  # whom a program may be instead of the sandbox's user: root inside, nobody outside
 
 

@@ -80,7 +80,7 @@ def place(agent_binary: object) -> Iterator[Place]:
         templates = server.base / "data" / "templates"
         templates.mkdir(exist_ok=True)
         (templates / f"{inner('blue', 'bluesown')}.yaml").write_text(TEMPLATE)
-        blue.post("/v1/volumes", json={"name": "bluevolume"}).raise_for_status()
+        volume = blue.post("/volumes", json={"name": "bluevolume"}).json()
         mount = {"name": "bluevolume", "path": "/workspace/data"}
         body = {"template": "python", "volumes": [mount], "checkpoint": "each", "ttl_ms": 600_000}
         box = blue.post("/v1/sandboxes", json=body).json()["id"]
@@ -101,6 +101,7 @@ def place(agent_binary: object) -> Iterator[Place]:
             "context": context["id"],
             "snapshot": "bluesnapshot",
             "volume": "bluevolume",
+            "volume_id": volume["volumeID"],
             "template": "bluesown",
             "webhook_id": hook["webhook_id"],
             "delivery_id": "bluedelivery",
@@ -210,6 +211,7 @@ BODIES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("POST", "/v2/sandboxes"): _OF_E2B,
     ("POST", "/sandboxes"): _OF_E2B,
     ("POST", "/v1/sandboxes"): _CREATES,
+    ("POST", "/volumes"): [],  # as below
     ("POST", "/v1/volumes"): [],  # names of one's own: see test_names_are_each_tenants_own
     ("POST", "/v1/webhooks"): [],  # it names nothing of anybody's
     ("POST", "/v1/keys"): [{}, {"tenant": "blue"}],

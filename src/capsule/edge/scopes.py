@@ -190,6 +190,8 @@ ROUTES: dict[str, dict[str, KeyScope | None]] = {
     "/sandboxes/{id}/snapshots": {"POST": RUN},
     "/snapshots": {"GET": READ},
     "/templates/{template_id}": {"DELETE": RUN},
+    "/volumes": {"GET": READ, "POST": RUN},
+    "/volumes/{volume_id}": {"GET": RUN, "DELETE": RUN},  # the answer has what opens it
     # Sandboxes under another name, which the routes themselves look for among the caller's.
     "/create_session": {"POST": RUN},
     "/execute": {"POST": RUN},

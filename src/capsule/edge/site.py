@@ -4,7 +4,7 @@ router, the guards around both.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,6 +28,9 @@ from capsule.edge.e2b.filesystem import Filesystem
 from capsule.edge.e2b.interpreter import Interpreter
 from capsule.edge.e2b.process import Processes
 from capsule.edge.e2b.rpc import Call
+from capsule.edge.e2b.volume_content import PREFIX as VOLUME_CONTENT
+from capsule.edge.e2b.volume_content import VolumeContent
+from capsule.edge.e2b.volumes import volume_routes as e2b_volume_routes
 from capsule.edge.e2b.watchers import Watchers
 from capsule.edge.errors import Answer, send_error, understand
 from capsule.edge.exec_socket import ExecSocketEndpoint
@@ -101,6 +104,7 @@ def build_site(
     protect(web, service.own, public)
     identity, rates = Identity(config, service.keys), Rates(config)
     site: ASGIApp = KeyGuard(answering(route), identity, rates, public=public)
+    site = beside(site, {VOLUME_CONTENT: VolumeContent(service, config, access)})
     ports = Ports(service, identity, config, gate, access)
     rooms: dict[int, Room] = {
         ENVD: Envd(service, access, envd_calls(service, config, gate)),
@@ -149,6 +153,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: Session
         session_routes(sessions, types),
         registry_routes(sessions, types),
         control_routes(verbs.e2b, types),
+        e2b_volume_routes(verbs.e2b_volumes, types),
         server_routes(verbs, types, version),
     ):
         web.router.routes.extend(router.routes)  # one flat list, which `protect` goes over
@@ -194,6 +199,16 @@ def _add_documents(web: FastAPI, types: Described) -> None:
     web.add_route("/openapi.json", openapi, include_in_schema=False)
     web.add_route("/docs", docs, include_in_schema=False)
     web.add_route("/", root, include_in_schema=False)
+
+
+def beside(site: ASGIApp, apps: Mapping[str, ASGIApp]) -> ASGIApp:
+    """By the first part of the path: apps that ask for something else than a key."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        first = "/".join(scope["path"].split("/", 2)[:2]) + "/"
+        await apps.get(first, site)(scope, receive, send)
+
+    return run
 
 
 def answering(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> ASGIApp:

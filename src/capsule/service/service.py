@@ -7,6 +7,7 @@ Service ─┬─ store, providers      opened and closed here
          ├─ keys, quotas          own one task each
          ├─ reaper ─ pulse        owns one task
          ├─ history               owns one task
+         ├─ volume_files          owns a task per volume that is being looked into
          ├─ snapshots             owns nothing that outlives a call
          ├─ execs, terminals, ports   own nothing that outlives a call
          ├─ contexts              owns the tasks of their runs
@@ -74,6 +75,7 @@ from capsule.service.values import (
     Stats,
     Terminal,
 )
+from capsule.service.volume_files import VolumeFiles
 from capsule.service.volumes import Volumes
 
 log = structlog.get_logger(__name__)
@@ -123,6 +125,8 @@ class Service:
         self._execs.mark = self.contexts.mark = self.steps.mark
         self.volumes = Volumes(self._parts, self._sandboxes, admission)
         admission.mounts = self.volumes.mounts
+        self.volume_files = VolumeFiles(self._parts, self._sandboxes, self._access)
+        self.volumes.let_go = self.volume_files.let_go
         tenants, permits = Tenants(config, accounts), self._execs.permits
         self.quotas = Quotas(config, tenants, accounts, self._clock, self._sandboxes, permits)
         self.quotas.snapshots, self.quotas.volumes = self.snapshots, self.volumes
@@ -158,6 +162,7 @@ class Service:
             stack.push_async_callback(self._pool.aclose)
             stack.push_async_callback(self._sandboxes.aclose)
             stack.push_async_callback(self._resets.aclose)
+            stack.push_async_callback(self.volume_files.aclose)
             stack.push_async_callback(self._execs.aclose)
             stack.push_async_callback(self.contexts.aclose)
             await adopt_all(self._parts, self._sandboxes)

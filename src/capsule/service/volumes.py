@@ -7,7 +7,7 @@ One that a sandbox has, running or paused, is not deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import structlog
@@ -19,7 +19,7 @@ from capsule.errors import (
     NotFoundError,
     NotSupportedError,
 )
-from capsule.model import MIB, WORKSPACE, VolumeMount
+from capsule.model import MIB, MOUNTS, WORKSPACE, VolumeMount
 from capsule.providers.cleanup import finish
 from capsule.providers.contract import Volumed
 from capsule.service import validate
@@ -46,6 +46,7 @@ class Volumes:
         self._known: dict[str, Volume] = {}  # by whose they are, and their names
         self._keepsakes = Keepsakes(parts.config.data_dir / "kept" / KIND, Volume)
         self.check: Callable[[str, int | None], None] = _pass  # told when tenants have quotas
+        self.let_go: Callable[[Volume], Awaitable[None]] = _keep  # ends what only looks into it
         self._coming: dict[str, Volume] = {}  # checked, and not known yet
         self._busy: set[str] = set()  # being made or removed
 
@@ -126,6 +127,13 @@ class Volumes:
             )
         return found
 
+    def by_id(self, id: str) -> Volume:
+        """Of any tenant. Raises NotFoundError."""
+        for key, volume in self._known.items():
+            if volume.id == id and key not in self._busy:
+                return volume
+        raise NotFoundError(f"volume {brief(id)} does not exist", hint="list the volumes")
+
     async def used(self, volume: Volume) -> int | None:
         """Bytes that it takes, where that is known."""
         if volume.size is None:
@@ -180,6 +188,8 @@ class Volumes:
         """With all that is in it. Raises NotFoundError, ConflictError (sandboxes have it)."""
         volume = self.find(name, tenant)
         key = named(tenant, name)
+        await self.let_go(volume)
+        volume = self.find(name, tenant)  # meanwhile others may have come
         if users := self._users(volume):
             raise ConflictError(
                 f"volume {name} is in use by {len(users)} sandboxes",
@@ -255,13 +265,17 @@ def _check_path(path: str, home: str) -> None:
     validate.path(path)
     parts = path.split("/")
     plain = all(part not in ("", ".", "..") for part in parts[1:])
-    below = path.startswith((f"{WORKSPACE}/", f"{home}/"))
-    if not below or not plain or len(parts) > 16:
+    above = tuple(f"{each}/" for each in dict.fromkeys((home, WORKSPACE, MOUNTS)))
+    if not path.startswith(above) or not plain or len(parts) > 16:
         raise InvalidError(
             f"volumes: {brief(path)} is no place for a volume",
-            hint=f"name a folder below {home}, such as {home}/data",
+            hint=f"name a folder below {', '.join(each[:-1] for each in above)}",
             field="volumes",
         )
+
+
+async def _keep(volume: Volume) -> None:
+    pass
 
 
 def _pass(tenant: str, size: int | None) -> None:

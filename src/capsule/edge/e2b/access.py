@@ -48,6 +48,10 @@ class Access:
         """What the ports of a sandbox that is not public ask for."""
         return "ta_" + self._of("traffic", id)
 
+    def volume_token(self, id: str) -> str:
+        """What the content of a volume is read and written with."""
+        return "va_" + self._of("volume", id)
+
     def opens_ports(self, id: str, token: str) -> bool:
         return same(token, self.traffic_token(id))
 

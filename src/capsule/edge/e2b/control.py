@@ -34,8 +34,9 @@ from capsule.edge.e2b import control_calls as c
 from capsule.edge.e2b import control_shapes as s
 from capsule.edge.e2b import control_views as v
 from capsule.edge.e2b import pages
+from capsule.edge.e2b.described import Describe
 from capsule.edge.identity import caller_of
-from capsule.edge.routing import Described, Route, describe, reply
+from capsule.edge.routing import Described, Route, reply
 
 IdempotencyKey = Annotated[
     str | None, Header(alias="Idempotency-Key", max_length=255, pattern="^[a-z0-9-]+$")
@@ -49,21 +50,7 @@ Moment = Annotated[int | None, Query(ge=0, lt=2**53)]
 def control_routes(control: c.Control, types: Described) -> APIRouter:
     router = APIRouter(route_class=Route, tags=["e2b"])
 
-    def described(
-        body: Any = None,
-        returns: Any = None,
-        status: int = 200,
-        *,
-        many: bool = False,
-        also: int | None = None,
-    ) -> dict[str, Any]:
-        found = describe(types, body=body, returns=returns, status=status, error=v.E2bError)
-        if many:
-            content = found["responses"][status]["content"]["application/json"]
-            content["schema"] = {"type": "array", "items": content["schema"]}
-        if also is not None:
-            found["responses"][also] = found["responses"][status]
-        return found
+    described = Describe(types)
 
     @router.post("/v2/sandboxes", **described(s.E2bCreate, v.E2bSandbox, 201))
     async def create(request: Request, key: IdempotencyKey = None) -> Response:

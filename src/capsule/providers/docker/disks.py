@@ -21,7 +21,7 @@ from typing import Any
 
 from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
 from capsule.host_errors import host_error
-from capsule.model import Limits, VolumeMount
+from capsule.model import WORKSPACE, Limits, VolumeMount
 from capsule.providers.docker import hardening
 from capsule.providers.docker.plan import TARGETS
 from capsule.providers.docker.probe import Facts
@@ -100,21 +100,21 @@ class Disks:
         sandbox_id: str,
         limits: Limits,
         layers: Sequence[Path] = (),
-        volumes: Sequence[VolumeMount] = (),
+        points: Sequence[str] = (),
     ) -> None:
-        """`volumes`: their mount points are made here, as the Engine would follow links to them."""
+        """`points`: of volumes; made here, as the Engine would follow links to them."""
         order: dict[str, Any] = {
             "stage": str(self._stages / sandbox_id),
             "disk": await self._images.entry(sandbox_id, limits),
             "disk_dirs": [list(each) for each in local.DIRS],
             "uid": hardening.UID,
             "gid": hardening.GID,
-            "volumes": [{"to": each.path.removeprefix("/")} for each in volumes],
+            "volumes": [{"to": each.removeprefix("/")} for each in points],
         }
         if layers:
             order["layers"] = [str(layer.absolute()) for layer in layers]
-        points = [self.folder(sandbox_id), self._upper(sandbox_id)]
-        await asyncio.to_thread(self._mount, points, json.dumps(order))
+        folders = [self.folder(sandbox_id), self._upper(sandbox_id)]
+        await asyncio.to_thread(self._mount, folders, json.dumps(order))
 
     def _mount(self, points: Sequence[Path], order: str) -> None:
         try:
@@ -144,6 +144,17 @@ class Disks:
         """Whatever is left of it on the host. Idempotent."""
         points = (self.folder(sandbox_id), self._upper(sandbox_id))
         await asyncio.to_thread(_remove, self._stages / sandbox_id, points)
+
+
+def on_disk(volumes: Sequence[VolumeMount], home: str) -> list[str]:
+    """The mount points that are folders of the disk, by the names that these have there."""
+    found: list[str] = []
+    for path in (each.path for each in volumes):
+        if path.startswith(f"{home}/"):
+            path = WORKSPACE + path.removeprefix(home)
+        if path.startswith(f"{WORKSPACE}/"):
+            found.append(path)
+    return found
 
 
 def why_not(setting: str, found: Facts) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from capsule.model import MIB, WORKSPACE, Limits, User
+from capsule.model import MIB, MOUNTS, WORKSPACE, Limits, User
 from capsule.providers.docker import hardening
 from capsule.providers.docker.probe import Facts, Runtime
 from capsule.providers.local.views import visible_cpus
@@ -197,7 +197,7 @@ def box(parts: Parts) -> dict[str, Any]:
         "user": {"mode": "uid"},
         "rlimits": rlimits(parts),
         "cpus": list(parts.cpus),
-        "landlock": {"abi": 0, "scope": True, "rules": [list(r) for r in hardening.LANDLOCK]},
+        "landlock": {"abi": 0, "scope": True, "rules": landlock(parts)},
         "filter": parts.filter.hex(),
         # gVisor takes as long to load a filter as to fork: whoever forks has it already.
         "filter_ahead": parts.runtime.gvisor,
@@ -211,6 +211,12 @@ def box(parts: Parts) -> dict[str, Any]:
         **({"layers": True} if parts.over_layers else {}),
         "volumes": [{"to": str(each["Target"]).removeprefix("/")} for each in parts.shared],
     }
+
+
+def landlock(parts: Parts) -> list[list[str]]:
+    targets = [str(each["Target"]) for each in parts.shared]
+    mounted = [[path, "rw"] for path in targets if path.startswith(f"{MOUNTS}/")]
+    return [*(list(rule) for rule in hardening.LANDLOCK), *mounted]
 
 
 def rlimits(parts: Parts) -> dict[str, int]:

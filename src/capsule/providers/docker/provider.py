@@ -45,7 +45,7 @@ from capsule.providers.docker.box import (
     await_agent,
     follows_its_agent,
 )
-from capsule.providers.docker.disks import Disks, NoDiskError
+from capsule.providers.docker.disks import Disks, NoDiskError, on_disk
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.filters import Filters
 from capsule.providers.docker.forgotten import end_forgotten
@@ -184,7 +184,8 @@ class DockerProvider(Provider):
             if order.disk:
                 below = order.layers if order.over_layers else ()
                 spec = order.spec
-                mount = host.disks.mount(order.id, spec.limits, below, spec.volumes)
+                points = on_disk(spec.volumes, spec.template.user.home)
+                mount = host.disks.mount(order.id, spec.limits, below, points)
                 await to_the_end(mount)
             return await self._bring_up(host, order, parts, record)
         except BaseException as exc:

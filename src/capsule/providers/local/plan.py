@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capsule.model import MIB, WORKSPACE, Isolation, Limits, User, VolumeMount
+from capsule.model import MIB, MOUNTS, WORKSPACE, Isolation, Limits, User, VolumeMount
 from capsule.providers.local import views
 from capsule.providers.local.disk import DIRS
 from capsule.providers.local.probe import UID_BASE, UID_COUNT, UID_SLOTS, Facts
@@ -172,7 +172,13 @@ def mounts(parts: Parts, facts: Facts) -> list[dict[str, Any]]:
         {"type": "disk", "from": "var-tmp", "to": "var/tmp"},
         {"type": "disk", "from": "root", "to": "root"},
         *_home(parts.user),
+        *([_tmpfs(MOUNTS.lstrip("/"), MIB, mode=0o755)] if _mounted(parts) else []),
     ]
+
+
+def _mounted(parts: Parts) -> list[str]:
+    """Volumes that are not below the sandbox's own folder."""
+    return [each.path for _, each in parts.volumes if each.path.startswith(f"{MOUNTS}/")]
 
 
 def _home(user: User) -> list[dict[str, Any]]:
@@ -186,8 +192,8 @@ def _bind(source: str, to: str) -> dict[str, Any]:
     return {"type": "bind", "from": source, "to": to, "ro": True}
 
 
-def _tmpfs(to: str, size: int) -> dict[str, Any]:
-    return {"type": "tmpfs", "to": to, "size": size, "inodes": 4096, "mode": 0o1777}
+def _tmpfs(to: str, size: int, *, mode: int = 0o1777) -> dict[str, Any]:
+    return {"type": "tmpfs", "to": to, "size": size, "inodes": 4096, "mode": mode}
 
 
 @functools.cache
@@ -251,6 +257,7 @@ def landlock(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any] | N
     if facts.landlock_abi < 1:
         return None
     rules = [list(rule) for rule in LANDLOCK_INSIDE]
+    rules += [[path, "rw"] for path in _mounted(parts)]
     if level is Isolation.LANDLOCK:
         own = [[host, "rw"] for _, host in paths(parts)]
         rules = [*own, *host_rules()]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from capsule.model import User
+from capsule.model import MOUNTS, User
 from capsule.providers.local.folders import make_folder, new_folder
 from capsule.providers.local.settled import sync_file
 
@@ -224,6 +224,7 @@ def mount_points(tree: Tree, user: User) -> None:
     """What every box needs to be there before anything can be mounted."""
     for name in ("proc", "sys", "dev/pts", "dev/shm", "tmp", "var/tmp", "run", "workspace", "root"):
         tree.dir(name)
+    tree.dir(MOUNTS.lstrip("/"))
     tree.dir(user.home.lstrip("/"))
     for name in DEVICES:
         tree.file(f"dev/{name}")
@@ -240,7 +241,7 @@ def mount_points(tree: Tree, user: User) -> None:
 def host_tree(host: Path = Path("/")) -> Tree:
     """The skeleton for boxes that see the host's own /usr, and whose user has no other name."""
     tree = Tree()
-    for name in ("home", "mnt", "opt", "srv", "usr", "var/cache", "var/lib", "var/log"):
+    for name in ("home", "opt", "srv", "usr", "var/cache", "var/lib", "var/log"):
         tree.dir(name)
     tree.link("var/run", "../run")
     for name in SYSTEM_DIRS:
