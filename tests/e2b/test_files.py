@@ -16,6 +16,7 @@ from e2b import (
     InvalidArgumentException,
     NotEnoughSpaceException,
     Sandbox,
+    SandboxException,
 )
 
 pytestmark = pytest.mark.real
@@ -111,6 +112,21 @@ def test_an_entry_has_all_that_there_is_to_know(shared: Sandbox, folder: str) ->
     assert abs(datetime.now(UTC) - info.modified_time) < timedelta(minutes=1)
     above = shared.files.get_info(folder)
     assert (above.type, above.permissions) == (FileType.DIR, "drwxr-xr-x")
+
+
+def test_metadata_stay_with_a_file(shared: Sandbox, folder: str) -> None:
+    path, metadata = f"{folder}/a", {"Author": "me & you", "version": "1"}
+    lower = {"author": "me & you", "version": "1"}
+    assert shared.files.write(path, "x", metadata=metadata).metadata == lower
+    assert shared.files.get_info(path).metadata == lower
+    assert shared.files.list(folder)[0].metadata == lower
+    assert shared.files.rename(path, f"{folder}/b").metadata == lower
+    shared.files.write(f"{folder}/b", b"y" * 1_000_000, metadata={"k": "v"}, use_octet_stream=True)
+    assert shared.files.get_info(f"{folder}/b").metadata == {"k": "v"}
+    shared.files.write(f"{folder}/b", "z")
+    assert shared.files.get_info(f"{folder}/b").metadata is None
+    with pytest.raises(SandboxException):
+        shared.files.write(path, "x", metadata={"k": "v" * 5000})
 
 
 def test_links_are_told_as_links(shared: Sandbox, folder: str) -> None:

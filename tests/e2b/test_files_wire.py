@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import time
+import timeit
 from urllib.parse import quote
 
 import httpx
 import pytest
 
-from capsule.edge.e2b.access import Access
+from capsule.edge.e2b.access import Access, Link
+from tests.api.client import Api
 from tests.e2b.wire import Wire
 
 pytestmark = pytest.mark.real
@@ -116,7 +121,7 @@ async def test_an_entry_is_told_as_go_would(wire: Wire) -> None:
     await put(wire, "x", b"123")
     told = (await wire.ask(FILES + "Stat", path="~/x"))["entry"]
     assert told["type"] == "FILE_TYPE_FILE" and told["size"] == "3" and told["mode"] == 0o644
-    assert told["permissions"] == "-rw-r--r--" and told["owner"] == "user"
+    assert told["permissions"] == "-rw-r--r--" and told["owner"] == "capsule"
     await wire.run("ln -s x /workspace/link")
     link = (await wire.ask(FILES + "Stat", path="./a/../link"))["entry"]
     assert link["isSymlink"] and link["symlinkTarget"] == "/workspace/x"
@@ -132,9 +137,6 @@ async def test_a_file_is_no_folder(wire: Wire) -> None:
 
 def link(access: Access, id: str, path: str, operation: str, expires: int | None = None) -> str:
     """What the SDKs make of a path: no word of the sandbox in it."""
-    import base64
-    import hashlib
-
     raw = f"{path}:{operation}::{access.token(id)}" + (f":{expires}" if expires else "")
     digest = base64.b64encode(hashlib.sha256(raw.encode()).digest()).decode().rstrip("=")
     more = f"&signature_expiration={expires}" if expires else ""
@@ -163,3 +165,54 @@ async def test_a_link_is_good_for_what_was_signed_alone(
     del wire.headers["x-access-token"]
     bare = await get(wire, "s")
     assert bare.json() == {"code": 401, "message": "missing signature query parameter"}
+
+
+def test_to_find_a_link_among_a_thousand_sandboxes_is_cheap() -> None:
+    """About a microsecond each: a stranger who guesses costs us no more than an answer does."""
+    access = Access(b"s" * 32)
+    ids = [f"sandbox{n}" for n in range(1000)]
+    found = Link("/a/b", "read", "", None, "v1_" + "A" * 43)
+    assert found.owner(access, ids) is None  # and the tokens are known from now on
+    took = timeit.timeit(lambda: found.owner(access, ids), number=5) / 5
+    assert took < 0.05
+    right = found._replace(signature="v1_" + found._digest(access.token(ids[700])))
+    assert right.owner(access, ids) == ids[700]
+
+
+async def test_what_is_said_about_the_sandbox_itself(wire: Wire) -> None:
+    told = (await wire.http.get("/metrics", headers=wire.headers)).json()
+    assert told["cpu_count"] >= 1 and told["mem_total"] >= told["mem_used"] >= 0
+    assert (await wire.http.get("/envs", headers=wire.headers)).json() == {}
+    del wire.headers["x-access-token"]
+    assert (await wire.http.get("/envs", headers=wire.headers)).status_code == 401
+
+
+async def test_nobody_is_at_home_while_it_is_paused(wire: Wire, api: Api) -> None:
+    await put(wire, "x", b"1")
+    await api.rpc("pause", id=wire.id)
+    for answer in (
+        await get(wire, "x"),
+        await wire.call(FILES + "Stat", {"path": "x"}),
+        await wire.http.get("/health", headers=wire.headers),
+    ):
+        assert answer.status_code == 502 and "was not found" in answer.json()["message"]
+    await api.rpc("resume", id=wire.id)
+    assert (await get(wire, "x")).content == b"1"
+
+
+async def test_gzip_that_is_none_is_refused(wire: Wire) -> None:
+    for body in (b"not gzip at all", gzip.compress(b"x" * 1000)[:-10]):
+        answer = await put(wire, "x", body, **{"content-encoding": "gzip"})
+        assert answer.status_code == 400 and "gzip" in answer.json()["message"]
+    odd = await put(wire, "x", b"x", **{"content-encoding": "br"})
+    assert odd.status_code == 415
+    twice = gzip.compress(b"one,") + gzip.compress(b"two")
+    await put(wire, "x", twice, **{"content-encoding": "gzip"})
+    assert (await get(wire, "x")).content == b"one,two"
+
+
+async def test_much_that_is_packed_small_is_written_in_constant_memory(wire: Wire) -> None:
+    await put(wire, "x", gzip.compress(bytes(30_000_000)), **{"content-encoding": "gzip"})
+    assert (await wire.ask(FILES + "Stat", path="x"))["entry"]["size"] == "30000000"
+    packed = await get(wire, "x", **{"accept-encoding": "gzip"})
+    assert packed.headers["content-encoding"] == "gzip" and len(packed.content) == 30_000_000

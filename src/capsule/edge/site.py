@@ -19,6 +19,7 @@ from capsule.audit.trail import Trail
 from capsule.config import Config
 from capsule.edge import docs_page, metrics
 from capsule.edge.drain import Gate
+from capsule.edge.e2b.about import About
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control import control_routes
 from capsule.edge.e2b.doors import DOOR, ENVD, INTERPRETER, Doors, Room
@@ -118,6 +119,7 @@ def build_site(
 
 def envd_calls(service: Service, config: Config, gate: Gate) -> dict[tuple[str, str], Call]:
     return {
+        **About(service).calls(),
         **Processes(service).calls(),
         **Filesystem(service).calls(),
         **Watchers(service, gate.closing).calls(),

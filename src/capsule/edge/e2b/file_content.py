@@ -14,6 +14,7 @@ from capsule.config import Config
 from capsule.edge import multipart
 from capsule.edge.body import chunks, lift
 from capsule.edge.download import Download, file_headers, open_download
+from capsule.edge.e2b.entries import DETAIL
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.e2b.gzipped import deflated, inflated
 from capsule.edge.e2b.rpc import Call, json
@@ -24,6 +25,7 @@ from capsule.service import Service
 from capsule.service.files import Files
 
 MODE = 0o644
+METADATA = "x-metadata-"
 OCTETS = "application/octet-stream"
 
 
@@ -74,13 +76,14 @@ class FileContent:
         elif encoding != "identity":
             text = f"content-encoding: {encoding[:40]}, must be gzip or identity"
             raise HttpError(415, "invalid", text)
-        return json([await _write(files, guest.path(named), content)])
+        return json([await _write(files, guest.path(named), content, metadata_of(request))])
 
     async def _form(
         self, guest: Guest, files: Files, request: Request, named: str
     ) -> list[dict[str, Any]]:
         """The path of a single file may be in the query; of several, each has its own."""
         written: list[dict[str, Any]] = []
+        metadata = metadata_of(request)
         async for part in multipart.parts(request):
             if part.name != "file":
                 continue
@@ -89,7 +92,7 @@ class FileContent:
             path = named or part.filename
             if not path:
                 raise InvalidError("a file has neither a path nor a name")
-            written.append(await _write(files, guest.path(path), aiter(part)))
+            written.append(await _write(files, guest.path(path), aiter(part), metadata))
         if not written:
             raise InvalidError("the form has no file")
         return written
@@ -134,7 +137,16 @@ async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
         yield piece
 
 
-async def _write(files: Files, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
+def metadata_of(request: Request) -> dict[str, str]:
+    """Of each file that is uploaded, in headers."""
+    found = request.headers.items()
+    return {k[len(METADATA) :]: value for k, value in found if k.startswith(METADATA)}
+
+
+async def _write(
+    files: Files, path: str, content: AsyncIterator[bytes], metadata: dict[str, str]
+) -> dict[str, Any]:
     data = await gathered(content)
-    await files.write(path, data, mode=MODE, in_place=True)
-    return {"path": path, "name": posixpath.basename(path), "type": "file"}
+    await files.write(path, data, mode=MODE, in_place=True, metadata=metadata, detail=DETAIL)
+    told = {"path": path, "name": posixpath.basename(path), "type": "file"}
+    return {**told, "metadata": metadata} if metadata else told

@@ -9,12 +9,11 @@ import msgspec
 from starlette.requests import Request
 
 from capsule.edge.e2b.connect import RpcError
-from capsule.edge.e2b.entries import entry
+from capsule.edge.e2b.entries import DETAIL, entry
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.e2b.rpc import Call, unary
-from capsule.errors import NotFoundError
+from capsule.errors import ConflictError, NotFoundError
 from capsule.service import Service
-from capsule.service.files import Files
 
 PATH = "/filesystem.Filesystem/"
 MAX_DEPTH = 128
@@ -48,44 +47,35 @@ class Filesystem:
         return {("POST", PATH + name): call for name, call in found.items()}
 
     async def stat(self, guest: Guest, asked: At, request: Request) -> Any:
-        files, path = self._service.files(guest.id), guest.path(asked.path)
-        return {"entry": await entry(files, await files.stat(path), path)}
+        return await self._entry(guest, guest.path(asked.path))
 
     async def make_dir(self, guest: Guest, asked: At, request: Request) -> Any:
-        files, path = self._service.files(guest.id), guest.path(asked.path)
+        path = guest.path(asked.path)
         try:
-            there = await files.stat(path, follow=True)
-        except NotFoundError:
-            pass
-        else:
-            if there.type == "dir":
-                raise RpcError("already_exists", f"directory already exists: {path}")
-            raise RpcError("invalid_argument", f"path exists and is not a directory: {path}")
-        await files.mkdir(path)
-        return {"entry": await entry(files, await files.stat(path), path)}
+            made = await self._service.files(guest.id).mkdir(path)
+        except ConflictError:
+            text = f"path exists and is not a directory: {path}"
+            raise RpcError("invalid_argument", text) from None
+        if not made:
+            raise RpcError("already_exists", f"directory already exists: {path}")
+        return await self._entry(guest, path)
 
     async def move(self, guest: Guest, asked: Move, request: Request) -> Any:
-        files = self._service.files(guest.id)
         source, target = guest.path(asked.source), guest.path(asked.destination)
-        await files.stat(source)
-        await files.mkdir(posixpath.dirname(target))
-        await files.move(source, target)
-        return {"entry": await entry(files, await files.stat(target), target)}
+        await self._service.files(guest.id).move(source, target, parents=True)
+        return await self._entry(guest, target)
 
     async def list_dir(self, guest: Guest, asked: ListDir, request: Request) -> Any:
-        files, path = self._service.files(guest.id), guest.path(asked.path)
-        depth = min(asked.depth or 1, MAX_DEPTH)
-        await self._must_be_folder(files, path)
-        listing = await files.list(path, recursive=depth > 1, depth=depth)
+        path, depth = guest.path(asked.path), min(asked.depth or 1, MAX_DEPTH)
+        files = self._service.files(guest.id)
+        listing = await files.list(path, recursive=depth > 1, depth=depth, detail=DETAIL)
         # As Go walks: a folder, then what is in it.
-        found = sorted(listing.entries, key=lambda s: s.path.split("/"))
-        told = [await entry(files, s, posixpath.join(path, s.path)) for s in found]
-        return {"entries": told}
+        found = sorted(listing.entries, key=lambda each: each.path.split("/"))
+        return {"entries": [entry(each, posixpath.join(path, each.path)) for each in found]}
 
-    async def _must_be_folder(self, files: Files, path: str) -> None:
-        there = await files.stat(path, follow=True)
-        if there.type != "dir":
-            raise RpcError("invalid_argument", f"path is not a directory: {path}")
+    async def _entry(self, guest: Guest, path: str) -> Any:
+        found = await self._service.files(guest.id).stat(path, detail=DETAIL)
+        return {"entry": entry(found, path)}
 
     async def remove(self, guest: Guest, asked: At, request: Request) -> Any:
         files, path = self._service.files(guest.id), guest.path(asked.path)

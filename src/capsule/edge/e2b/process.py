@@ -20,6 +20,7 @@ from capsule.edge.e2b.guests import Guest
 from capsule.edge.e2b.process_table import Known, Selector, Table
 from capsule.edge.e2b.rpc import (
     Call,
+    Last,
     Opened,
     is_stream,
     other_type,
@@ -302,7 +303,7 @@ async def _events(live: LiveExec, *, timed: bool = False) -> AsyncGenerator[byte
         assert live.exit is not None  # the iteration ends with it, or raises
         if timed and live.exit.reason is Reason.TIMED_OUT:
             raise RpcError("deadline_exceeded", "the process did not end in time")
-        yield envelope({"event": {"end": ending(live.exit)}})
+        yield Last(envelope({"event": {"end": ending(live.exit)}}) + end())
 
 
 async def _replayed(pid: int, exit: Exit) -> AsyncGenerator[bytes, None]:

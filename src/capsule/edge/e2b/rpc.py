@@ -103,21 +103,27 @@ def refusal(error: RpcError) -> Response:
     return Response(end(error), media_type=STREAM.decode())
 
 
+class Last(bytes):
+    """The end of a stream. An event may be in it, too: then both leave in one write."""
+
+
 async def told(source: Source) -> Source:
     """What `source` yields, and how it ended."""
     try:
         async for part in source:
             yield part
+            if isinstance(part, Last):
+                return
     except RpcError as error:
-        yield end(error)
+        yield Last(end(error))
     except Exception as error:  # the answer has begun: the stream itself must say it
         known = understand(error)
         if isinstance(known, GoneError) or known.code == "unavailable":
-            yield end(RpcError("unavailable", CUT))
+            yield Last(end(RpcError("unavailable", CUT)))
         else:
-            yield end(RpcError.of(known))
+            yield Last(end(RpcError.of(known)))
     else:
-        yield end()
+        yield Last(end())
 
 
 async def _only_message(request: Request) -> bytes:
@@ -155,10 +161,11 @@ class Events(Response):
         if self._until is not None:
             leave.add(asyncio.ensure_future(self._until.wait()))
         try:
+            first = await anext(self._source)  # which is there at once, and leaves with the head
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            await self._pump(leave, send)
-            await send({"type": "http.response.body", "body": b""})
+            if not await _send_part(send, first):
+                await self._pump(leave, send)
         finally:
             await _cancel(leave)
             await self._source.aclose()
@@ -168,7 +175,7 @@ class Events(Response):
     async def _pump(self, leave: set[asyncio.Future[Any]], send: Send) -> None:
         loop = asyncio.get_running_loop()
         over = math.inf if self._within is None else loop.time() + self._within
-        step: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(self._source, None))
+        step: asyncio.Future[bytes] = asyncio.ensure_future(anext(self._source))
         try:
             while True:
                 patience = min(self._every, over - loop.time())
@@ -176,17 +183,16 @@ class Events(Response):
                     {step, *leave}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
                 )
                 if any(reason.done() for reason in leave):
-                    return
-                if step.done():
+                    part: bytes = Last(end(RpcError("unavailable", CUT)))
+                elif step.done():
                     part = step.result()
-                    if part is None:
-                        return
-                    step = asyncio.ensure_future(anext(self._source, None))
-                    await _send_part(send, part)
+                    if not isinstance(part, Last):
+                        step = asyncio.ensure_future(anext(self._source))
                 elif loop.time() < over:
-                    await _send_part(send, self._ping)
+                    part = self._ping
                 else:
-                    await _send_part(send, end(RpcError("deadline_exceeded", LATE)))
+                    part = Last(end(RpcError("deadline_exceeded", LATE)))
+                if await _send_part(send, part):
                     return
         finally:
             await _cancel({step})
@@ -198,8 +204,11 @@ async def _cancel(tasks: set[asyncio.Future[Any]]) -> None:
     await asyncio.wait(tasks)
 
 
-async def _send_part(send: Send, part: bytes) -> None:
-    await send({"type": "http.response.body", "body": part, "more_body": True})
+async def _send_part(send: Send, part: bytes) -> bool:
+    """Whether it was the last."""
+    is_last = isinstance(part, Last)
+    await send({"type": "http.response.body", "body": part, "more_body": not is_last})
+    return is_last
 
 
 def timeout_of(request: Request) -> float | None:

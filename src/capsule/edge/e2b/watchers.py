@@ -19,7 +19,7 @@ import msgspec
 from starlette.requests import Request
 
 from capsule.edge.e2b.connect import RpcError, envelope
-from capsule.edge.e2b.entries import entry
+from capsule.edge.e2b.entries import DETAIL, entry
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.e2b.rpc import Call, Opened, streaming, unary
 from capsule.errors import CapsuleError
@@ -128,9 +128,10 @@ class Watched:
             return event
         path = posixpath.join(self._path, change.path)
         try:
-            return {**event, "entry": await entry(self._files, await self._files.stat(path), path)}
+            found = await self._files.stat(path, detail=DETAIL)
         except CapsuleError:
             return event  # it is gone again
+        return {**event, "entry": entry(found, path)}
 
     async def aclose(self) -> None:
         await self._stack.aclose()
