@@ -409,6 +409,8 @@ class Sandboxes:
         entry = self.find(id)
         ttl = validate.seconds("ttl", ttl, 0.0, self._parts.config.max_ttl)
         left = entry.deadline - self._clock.monotonic()
+        if ttl <= left and entry.state in (State.RUNNING, State.PAUSED) and not entry.ending:
+            return entry.view()
         return await self._renew(entry, max(left, ttl), max(entry.ttl, ttl))
 
     async def annotate(self, id: str, notes: Mapping[str, str]) -> None:
