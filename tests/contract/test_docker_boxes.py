@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from capsule.errors import ForbiddenError, NotSupportedError, UnavailableError
-from capsule.model import MIB, Isolation, Limits, Reason, SandboxId, SandboxSpec, Template
+from capsule.model import MIB, Isolation, Limits, Reason, SandboxId, SandboxSpec, Template, User
 from capsule.providers.contract import Adjustable, Measured, Pausable
 from capsule.providers.docker import box as boxes
 from capsule.providers.docker.plan import AGENT_TASKS
 from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
 from capsule.testing.harness import Subject, opened, owned, until
+from capsule.testing.users import AT_HOME
 from tests.support.engine import EngineApi
 from tests.support.images import Images
 
@@ -275,3 +276,19 @@ async def test_sockets_that_do_not_come_out_are_noticed_and_remembered(
         subject = await launched(provider, images.alpine, id=id, runtime=runsc_nouds)
         assert subject.box.about["transport"] == "engine"
     assert host.silent == {runsc_nouds}
+
+
+@pytest.mark.parametrize("backing", ["auto", "memory"])
+async def test_a_template_names_its_user_and_home(
+    settings: DockerSettings, images: Images, backing: str
+) -> None:
+    async with opened(DockerProvider(replace(settings, disk_backing=backing))) as provider:
+        template = Template("test", image=images.alpine, user=User("user", "/home/user"))
+        spec = SandboxSpec(template, Limits(disk=16 * MIB, cpus=1.0))
+        subject = Subject(await provider.launch(SandboxId("a"), spec))
+        said = await subject.output("pwd; echo x > file; cat ~/file", env={"HOME": "/home/user"})
+        assert said == "/home/user\nx"
+        assert await subject.output("id -u; cd; echo y > own; cat own", **AT_HOME) == "0\ny"
+        apart = any(gap.what == "memory" for gap in subject.box.unenforced)
+        shared = await subject.link.list("/workspace")
+        assert [entry.name for entry in shared.entries] == ([] if apart else ["file"])

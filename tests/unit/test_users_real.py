@@ -68,6 +68,15 @@ async def test_everything_starts_at_home(base: Sandbox) -> None:
     assert result.stdout == b"/home/user\n"
 
 
+async def test_a_context_can_be_roots(base: Sandbox) -> None:
+    code = "import os; print(os.getuid(), os.getcwd(), os.environ['HOME'])"
+    context = await base.service.contexts.create(base.id, ContextCall("python", user="root"))
+    result = await base.service.contexts.run(base.id, ContextRun(code, context.id))
+    assert result.stdout == b"0 /root /root\n"
+    with pytest.raises(InvalidError, match="daemon"):
+        await base.service.contexts.create(base.id, ContextCall("python", user="daemon"))
+
+
 async def test_root_is_root_with_a_home_of_its_own(base: Sandbox) -> None:
     assert (await base.sh(WHO, user="root")).splitlines() == [
         "root",
@@ -99,3 +108,12 @@ async def test_a_snapshot_has_both_homes(base: Sandbox) -> None:
     twin = Sandbox(service, again.id)
     assert await twin.sh("cat ~/in-home /workspace/in-home; ls ~") == "one\none\nin-home\n"
     assert await twin.sh("cat ~/in-roots", user="root") == "two\n"
+
+
+async def test_sudo_serves_root_and_tells_others_why_not(base: Sandbox) -> None:
+    script = "sudo -n -E id -u; sudo -u root -i pwd; sudo A=1 sh -c 'echo $A'"
+    said = await base.sh(script, user="root")
+    assert said.split() == ["0", "/root", "1"]
+    refused = await base.service.exec(base.id, ExecCall(("bash", "-lc", "sudo -n id; exit $?")))
+    assert refused.exit.exit_code == 1 and refused.stdout == b""
+    assert b"no_new_privs" in refused.stderr and b'user="root": -n id' in refused.stderr

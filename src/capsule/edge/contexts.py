@@ -164,7 +164,7 @@ class ContextVerbs:
 
     async def create(self, id: str, p: s.CreateContext) -> ContextView:
         self._gate.admit()
-        call = ContextCall(p.language, p.cwd, p.env, p.imports)
+        call = ContextCall(p.language, p.cwd, p.env, p.imports, p.user)
         return ContextView.of(await self._service.contexts.create(id, call))
 
     async def list(self, id: str, p: s.Nothing) -> ContextsView:

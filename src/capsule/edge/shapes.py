@@ -231,6 +231,7 @@ class CreateContext(Shape, kw_only=True, frozen=True):
     cwd: Path | None = None
     env: dict[str, str] = {}
     imports: Annotated[list[str], Meta(max_length=100)] = []
+    user: Word | None = None
 
 
 class OfContext(Shape, kw_only=True, frozen=True):

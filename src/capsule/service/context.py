@@ -30,6 +30,7 @@ class ContextRecord:
     run: int = 0  # the number of the last request
     busy: bool = False  # a run is under way
     dead: str = ""  # why; "": it lives
+    user: str = ""  # as an ExecRequest has it
 
 
 @dataclass(frozen=True, slots=True)

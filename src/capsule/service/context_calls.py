@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from capsule.errors import InvalidError, TooLargeError
-from capsule.model import MIB, Template
+from capsule.model import MIB, ROOT, Template, User
 from capsule.service import validate
 from capsule.service.context import ContextRecord
+from capsule.service.entry import ROOT_HOME
 from capsule.service.kernels import Start, start_of
 from capsule.settings import brief
 
@@ -28,6 +29,7 @@ class ContextCall:
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     imports: Sequence[str] = ()
+    user: str | None = None  # a name; None: the sandbox's user
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +52,24 @@ def default_record(
     """
     start = start_of(template, language)
     call = ContextCall(imports=imports)
-    return new_record(f"default-{start.language}", start, call, now, home=template.user.home)
+    return new_record(f"default-{start.language}", start, call, now, own=template.user)
 
 
 def new_record(
-    name: str, start: Start, call: ContextCall, now: float, *, home: str
+    name: str, start: Start, call: ContextCall, now: float, *, own: User
 ) -> ContextRecord:
     """Raises InvalidError, TooLargeError."""
     validate.env(call.env)
     exec_id, nonce = fresh()
+    user = validate.user(call.user, own.name)
+    home = ROOT_HOME if user == ROOT else own.home
     return ContextRecord(
         id=name,
         language=start.language,
         kernel=start.kernel,
         cwd=home if call.cwd is None else validate.path(call.cwd, "cwd"),
         env=dict(call.env),
+        user=user,
         imports=imports_of(call.imports, start.kernel),
         created=now,
         exec_id=exec_id,

@@ -280,8 +280,8 @@ class Contexts:
                 hint="delete one",
                 limit=MAX_CONTEXTS,
             )
-        home = entry.template.user.home
-        record = new_record(name, start, call, self._clock.now(), home=home)
+        own = entry.template.user
+        record = new_record(name, start, call, self._clock.now(), own=own)
         context = Context(record)
         shelf.contexts[name] = context
         try:

@@ -17,10 +17,10 @@ from capsule.errors import (
     UnavailableError,
 )
 from capsule.link.link import AgentLink
-from capsule.model import MIB, ExecId, ExecRequest, Template
+from capsule.model import MIB, ROOT, ExecId, ExecRequest, Template
 from capsule.service import kernel_wire as wire
 from capsule.service.context import Context, ContextRecord
-from capsule.service.entry import Entry
+from capsule.service.entry import Entry, as_root
 from capsule.service.kernels import start_of
 from capsule.service.permits import Permits
 from capsule.service.store import Store
@@ -152,8 +152,9 @@ async def _request(
     return ExecRequest(
         argv=await start.argv(),
         id=ExecId(record.exec_id),
-        env={**environ, **record.env},
+        env={**(as_root(environ) if record.user == ROOT else environ), **record.env},
         cwd=record.cwd,
+        user=record.user,
         timeout=0.0,
         stdin=True,
         output_limit=KEPT,

@@ -21,6 +21,7 @@ class ContextOptions(TypedDict, total=False):
     cwd: str | None  # where the interpreter starts
     env: Mapping[str, str] | None
     imports: Sequence[str] | None  # modules to load before it is ready
+    user: str | None  # "root", or the name of the sandbox's user, who it is otherwise
 
 
 class RunOptions(TypedDict, total=False):

@@ -214,9 +214,12 @@ def box(parts: Parts) -> dict[str, Any]:
 
 
 def landlock(parts: Parts) -> list[list[str]]:
+    """What is no folder of the disk's needs a rule of its own: volumes, and a home in memory."""
     targets = [str(each["Target"]) for each in parts.shared]
-    mounted = [[path, "rw"] for path in targets if path.startswith(f"{MOUNTS}/")]
-    return [*(list(rule) for rule in hardening.LANDLOCK), *mounted]
+    apart = [path for path in targets if path.startswith(f"{MOUNTS}/")]
+    if parts.disk is None and parts.user.home != WORKSPACE:
+        apart.append(parts.user.home)
+    return [*(list(rule) for rule in hardening.LANDLOCK), *([path, "rw"] for path in apart)]
 
 
 def rlimits(parts: Parts) -> dict[str, int]:

@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -255,7 +256,13 @@ def host_tree(host: Path = Path("/")) -> Tree:
     for name, text in ETC_TEXTS.items():
         tree.file(f"etc/{name}", text)
     tree.link("etc/mtab", "../proc/self/mounts")
+    tree.file("opt/capsule/bin/sudo", _sudo(), 0o755)
     return for_user(tree, _NOBODY_ELSE)
+
+
+def _sudo() -> bytes:
+    """For templates whose path begins there: the host's own has no use in a sandbox."""
+    return (resources.files("capsule") / "templates/base/sudo").read_bytes()
 
 
 def for_user(tree: Tree, user: User) -> Tree:
