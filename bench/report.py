@@ -10,14 +10,15 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import targets
+from bench import e2b, targets
 from bench.stats import Measure
 
 RUNTIMES = ("runc", "runsc")
 OPERATIONS = ("create", "exec", "run", "delete")
 GROUPS = (
-    *("create", "warm", "exec", "run", "context", "delete", "one-shot", "snapshot", "scale"),
-    *("growth", "rate", "transfer up", "transfer down"),
+    *("create", "warm", "exec", "run", "context", "delete", "one-shot", e2b.GROUP),
+    *("snapshot", "scale"),
+    *("growth", "rate", "transfer up", "transfer down", e2b.TRANSFER),
     *(f"{what} on {runtime}" for runtime in RUNTIMES for what in OPERATIONS),
     "exec on runsc, all cores",
 )
@@ -33,7 +34,7 @@ def baseline(measures: Sequence[Measure], group: str) -> Measure | None:
 def ratio(measure: Measure, base: Measure | None) -> str:
     if base is None or measure is base or measure.unit != base.unit or not measure.samples:
         return ""
-    if measure.series != base.series or measure.group == "scale":
+    if measure.series != base.series or measure.group in ("scale", e2b.GROUP):
         return ""  # another thing, not another way to do the same
     share = measure.p50 / base.p50
     return f"{share:.0f}×" if share >= 10 else f"{share:.2g}×"

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench import capsule, page, plots, report, scaling, state, targets
+from bench import capsule, e2b, page, plots, report, scaling, state, targets
 from bench.contained import Contained, Roomy
 from bench.peers import LlmSandbox
 from bench.pool import Warm, WarmInside
@@ -74,6 +74,7 @@ def measure(options: argparse.Namespace) -> list[Measure]:
         measures += state.layers(url, [1, 16, 64, *([256, 512] if options.long else [])])
         say("files")
         measures += scaling.transfer(url, echo, 1024 if options.long else 64)
+        measures += e2b.transfer(url)
         say("throughput")
         measures += asyncio.run(scaling.throughput(url, 5 if options.long else 2))
         measures += asyncio.run(scaling.sustained(url, 30 if options.long else 5))
@@ -92,6 +93,7 @@ def alternate(url: str, echo: str, options: argparse.Namespace) -> list[Measure]
         Warm(),
         WarmInside(),
         state.Contexts(url),
+        e2b.E2b(url),
         Raw(),
         Local(),
         Echo(echo),

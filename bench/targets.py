@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bench import e2b
 from bench.stats import Measure
 
 CLONE = "kernel: clone + mounts + pivot_root"
@@ -19,6 +20,7 @@ PYTHON = "local `python3 -c print(1)`"
 # What §6 says of its machine, in ms. Of a range its upper end, which makes the factor smaller.
 STATED = {CLONE: 1.0, ECHO: 0.5, PYTHON: 10.0}
 
+MB_300 = 300e6 / 2**20  # 300 MB/s, in MiB
 MISSED = "MISSED"
 NOT_MEASURED = "not measured"
 
@@ -82,6 +84,15 @@ TARGETS = (
         (Ratio("starting python3", "run", PYTHON, at_least=4),),
     ),
     Target("delete", "delete", "Capsule SDK: delete", 3.0, (docker("delete", "remove", 14),)),
+    Target("E2B's SDK: Sandbox.create()", e2b.GROUP, e2b.CREATE, 10.0),
+    Target("E2B's SDK: commands.run(`true`)", e2b.GROUP, e2b.RUN, 8.0),
+    Target("E2B's SDK: run_code(`1+1`)", e2b.GROUP, e2b.CODE, 6.0),
+    Target("E2B's SDK: files.write, 1 KiB", e2b.GROUP, e2b.WRITE, 4.0),
+    Target("E2B's SDK: files.read, 1 KiB", e2b.GROUP, e2b.READ, 4.0),
+    *(
+        Target(f"E2B's SDK: {what}, MiB/s", e2b.TRANSFER, name, MB_300, least=True, timed=False)
+        for what, name in (("100 MiB up", e2b.UP), ("100 MiB down", e2b.DOWN))
+    ),
     Target("100 at once, p99", "scale", "Capsule: 100 at once, p99", 500.0),
     Target("idle sandbox, KiB", "scale", "Capsule: memory of an idle sandbox", 1024.0, timed=False),
     Target(
