@@ -1,5 +1,5 @@
-"""deploy/nginx/capsule.conf in front of a real server, in a real nginx on loopback: only names,
-ports and the certificate are others."""
+"""deploy/nginx/*.conf in front of a real server, in a real nginx on loopback: only names, ports and
+the certificate are others."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.support import component_missing, free_port, wait_for
+from tests.support.ports import APP
 from tests.support.servers import real_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "deploy" / "nginx" / "capsule.conf"
 KEY = "correct-horse-battery-staple"
 KEYS = {"Authorization": f"Bearer {KEY}"}
+PORTS = SHIPPED.with_name("ports.conf")
+BOXES = "boxes.localhost"
 NAME = "sandbox.localhost"  # the server takes names below localhost for its own
 
 MAIN = """\
@@ -43,6 +46,7 @@ http {{
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
     include {folder}/capsule.conf;
+    include {folder}/ports.conf;
 }}
 """
 
@@ -99,6 +103,14 @@ def nginx(upstream: int, folder: Path, **also: str) -> Iterator[Front]:
         **also,
     }
     (folder / "capsule.conf").write_text(shipped_with(replaced))
+    (folder / "ports.conf").write_text(
+        PORTS.read_text()
+        .replace("    listen [::]:443 ssl http2;\n", "")
+        .replace("listen 443 ssl http2;", f"listen 127.0.0.1:{tls} ssl http2;")
+        .replace("/etc/letsencrypt/live/boxes.example.org/fullchain.pem", str(cert))
+        .replace("/etc/letsencrypt/live/boxes.example.org/privkey.pem", str(key))
+        .replace("boxes.example.org", BOXES)
+    )
     (folder / "nginx.conf").write_text(MAIN.format(folder=folder))
     env = {**os.environ, "PATH": os.environ["PATH"] + ":/usr/sbin"}
     command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
@@ -130,7 +142,8 @@ def _listens(process: subprocess.Popen[bytes], port: int, folder: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    settings = {"API_KEYS": KEY, "METRICS": "anyone"}
+    settings = {"API_KEYS": KEY, "METRICS": "anyone", "SANDBOX_DOMAIN": BOXES}
+    settings["TRUSTED_PROXIES"] = "127.0.0.1"
     folder = tmp_path_factory.mktemp("nginx")
     with real_server(**settings) as server, nginx(server.port, folder) as made:
         yield made
@@ -216,6 +229,38 @@ async def test_a_large_file_goes_up_and_down_whole_and_lies_on_no_disk_between(
 async def pieces(content: bytes) -> AsyncIterator[bytes]:
     for at in range(0, len(content), 1 << 20):
         yield content[at : at + (1 << 20)]
+
+
+@pytest.mark.timeout(60)
+async def test_what_listens_in_a_sandbox_has_a_name_of_its_own(front: Front) -> None:
+    async with front.http() as http:
+        made = await http.post("/v1/sandboxes", json={"ports": "public"})
+        id = made.json()["id"]
+        params = {"id": id, "cmd": ["python3", "-c", APP, "3000"], "timeout_ms": 600_000}
+        call = {"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.start", "params": params}
+        assert "result" in (await http.post("/rpc", json=call)).json()
+        name = {"host": f"3000-{id}.{BOXES}", "authorization": "Bearer the-apps"}
+        closed = "The sandbox is running but port is not open"
+        answer = await http.get("/left", headers=name)
+        while answer.status_code == 502:
+            assert answer.json()["message"] == closed
+            answer = await http.get("/left", headers=name)
+        seen = (await http.post("/path?q=1", headers=name, content=bytes(3_000_000))).json()
+        assert (seen["target"], seen["size"]) == ("/path?q=1", 3_000_000)
+        told = {key.lower(): value for key, value in seen["headers"]}
+        assert (told["host"], told["x-forwarded-proto"]) == (name["host"], "https")
+        assert (told["x-forwarded-for"], told["authorization"]) == ("127.0.0.1", "Bearer the-apps")
+        async with connect(
+            f"wss://{name['host']}:{front.tls}/socket",
+            host="127.0.0.1",
+            ssl=front.trust,
+            server_hostname=NAME,
+            proxy=None,
+        ) as ws:
+            await ws.recv()
+            await ws.send("through")
+            assert await ws.recv() == "through"
+        await http.delete(f"/v1/sandboxes/{id}")
 
 
 async def test_the_servers_own_numbers_stay_inside(front: Front) -> None:
