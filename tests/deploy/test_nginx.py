@@ -291,6 +291,7 @@ async def test_too_many_requests_of_one_address_are_told_in_capsules_shape(tmp_p
     refused = answers[-1]
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "capacity"
+    assert refused.json()["code"] == 429  # E2B's SDKs read this
     assert refused.headers["retry-after"] == "1"
 
 
