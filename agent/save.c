@@ -204,6 +204,7 @@ static void put_one(int dir, const char *name, int depth) {
     if (path.n > PATH_MAX - 1) give_up(0, "too_large", "a path is longer than 4095 bytes");
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW)) give_up(errno, NULL, NULL);
     if (st.st_dev == own.st_dev && st.st_ino == own.st_ino) return; /* the agent's own folder: a cloud's box has it where programs write */
+    if (box.container && !upper && st.st_uid != box.uid) return (void)left_out++; /* what a machine's own services keep in /tmp */
     changed += is_changed(&st);
     if (S_ISDIR(st.st_mode)) return enter_folder(dir, name, &st, depth);
     if (S_ISREG(st.st_mode)) return put_file(dir, name, &st);

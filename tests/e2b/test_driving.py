@@ -238,3 +238,23 @@ async def test_a_killed_servers_sandboxes_go_on(cloud: RealServer, home: dict[st
                 await api.http.delete(f"/v1/sandboxes/{each['id']}")
     ids = {each["id"] for each in await in_the_cloud(cloud)}
     assert not ids & {made["about"]["cloud"], mine["about"]["cloud"]}
+
+
+async def test_a_key_that_is_refused_for_a_while_loses_no_sandbox(
+    cloud: RealServer, home: dict[str, str]
+) -> None:
+    with real_server(**settings(cloud), **home, DRAIN="keep") as server:
+        async with talking(server) as api:
+            made = await create(api)
+            await api.sh(made["id"], "echo kept > file")
+    with real_server(
+        **settings(cloud, E2B_API_KEY="e2b_wrong_key"), **home, DRAIN="keep"
+    ) as server:
+        async with talking(server) as api:
+            assert (await api.rpc("get", id=made["id"]))["state"] == "running"
+            with pytest.raises(RpcFailure) as failure:
+                await api.sh(made["id"], "cat file")
+            assert failure.value.code == "unavailable"
+    with real_server(**settings(cloud), **home) as server:
+        async with talking(server) as api:
+            assert await api.sh(made["id"], "cat file") == "kept\n"

@@ -65,6 +65,20 @@ def cloud_errors(what: str) -> Iterator[None]:
         raise translated(what, exc) from exc
 
 
+@contextmanager
+def in_doubt() -> Iterator[None]:
+    """Around what is asked of a box that exists: a key that is refused, or a cloud that is full,
+    says nothing about it. So it is never given up for that."""
+    try:
+        yield
+    except UnavailableError:
+        raise
+    except LostError as exc:
+        raise UnavailableError(exc.message) from exc
+    except (ForbiddenError, InvalidError, CapacityError) as exc:
+        raise OutOfReachError(exc.message, hint=exc.hint) from exc
+
+
 def translated(what: str, exc: Exception) -> CapsuleError:
     text = f"{what}: {_text(exc)}"
     match exc:

@@ -41,7 +41,7 @@ from capsule.providers.e2b import plan, probe
 from capsule.providers.e2b.box import E2bBox
 from capsule.providers.e2b.carrier import Carrier
 from capsule.providers.e2b.cloud import ID, OWNER, Cloud, Machine, Running
-from capsule.providers.e2b.errors import LostError, cloud_errors, no_key
+from capsule.providers.e2b.errors import LostError, cloud_errors, in_doubt, no_key
 from capsule.providers.e2b.keys import Keys
 from capsule.providers.e2b.leases import Leases
 from capsule.providers.e2b.plan import Place
@@ -119,6 +119,7 @@ class E2bProvider(Provider):
                     await self._layers.fill(box, layers)
                 await self._check_needs(spec, box)
             except BaseException:
+                self._places.pop(self.settings.template_of(spec.template), None)
                 await finish(self._remove(id, machine), f"launch of {id}", budget=UNDO_BUDGET)
                 raise
             return box
@@ -176,7 +177,7 @@ class E2bProvider(Provider):
         try:
             found = await machine.run(plan.SCOUT, plan.ROOT, within=SCOUT_WITHIN)
             place = plan.place_of(found.stdout) if not found.code else None
-        except (NotSupportedError, LostError, UnavailableError, CapsuleError) as exc:
+        except CapsuleError as exc:  # one that is not of the user's making comes again below
             log.info("no root in the cloud's sandbox", reason=exc.message)
             place = None
         if place is not None and place.mode == "uid":
@@ -234,6 +235,10 @@ class E2bProvider(Provider):
         self._checked.add(known)
 
     async def adopt(self, handle: Handle) -> Box | None:
+        with in_doubt():
+            return await self._adopt(handle)
+
+    async def _adopt(self, handle: Handle) -> Box | None:
         id = safe(handle.sandbox_id)
         machine = await self._find(handle)
         if machine is None:
@@ -273,12 +278,15 @@ class E2bProvider(Provider):
     async def owned(self) -> AsyncIterator[Handle]:
         self._configured()
         for cloud in list(self._clouds.values()):
-            async for seen in cloud.list({OWNER: self._owner}):
+            with in_doubt():
+                found = [seen async for seen in cloud.list({OWNER: self._owner})]
+            for seen in found:
                 yield Handle(self.name, SandboxId(seen.sandbox_id), {"cloud": seen.id})
 
     async def discard(self, handle: Handle) -> None:
         id = safe(handle.sandbox_id)
-        machine = await self._find(handle)
+        with in_doubt():
+            machine = await self._find(handle)
         if machine is not None:
             await self._remove(id, machine)
 
@@ -299,7 +307,8 @@ class E2bProvider(Provider):
 
     async def _remove(self, id: str, machine: Machine) -> None:
         self._leases.release(machine)
-        await to_the_end(machine.cloud.kill(machine.id))
+        with in_doubt():
+            await to_the_end(machine.cloud.kill(machine.id))
         machine.gone = True
         if (known := self._boxes.get(id)) and known[0].id == machine.id:
             known[0].gone = True
@@ -321,12 +330,14 @@ class E2bProvider(Provider):
     async def _pause(self, id: str, machine: Machine) -> None:
         self._leases.release(machine)
         await self._relays.close(id)
-        await machine.cloud.pause(machine.id)
+        with in_doubt():
+            await machine.cloud.pause(machine.id)
 
     async def _resume(self, id: str, machine: Machine) -> None:
-        await machine.wake()
-        if id not in self._boxes:
-            self._boxes[id] = machine, await self._scout(machine)
+        with in_doubt():
+            await machine.wake()
+            if id not in self._boxes:
+                self._boxes[id] = machine, await self._scout(machine)
         self._leases.hold(machine)
 
     async def _start_relay(self, id: str) -> ByteStream:
