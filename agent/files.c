@@ -185,8 +185,8 @@ static void rewrite_file(const struct json *r, const char *path, mode_t mode) {
     int fd = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
     if (fstat(fd, &st) || !is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
-    if (fchown(fd, geteuid(), getegid())) {} /* may be somebody else's, who lets us write */
     if (st.st_size && ftruncate(fd, 0)) refuse(errno, "truncate");
+    if (fchown(fd, geteuid(), getegid())) {} /* may be somebody else's, who lets us write */
     receive_file(fd, NULL);
     give_attributes(fd, r, NULL);
     close(fd); /* before the answer: nobody can execute a file that is open for writing */

@@ -127,6 +127,9 @@ def test_metadata_stay_with_a_file(shared: Sandbox, folder: str) -> None:
     assert shared.files.get_info(f"{folder}/b").metadata is None
     with pytest.raises(SandboxException):
         shared.files.write(path, "x", metadata={"k": "v" * 5000})
+    code = f"import os; os.setxattr('{folder}/b', 'user.e2b.by', b'a program')"
+    shared.commands.run(f'python3 -c "{code}"')
+    assert shared.files.get_info(f"{folder}/b").metadata == {"by": "a program"}
 
 
 def test_links_are_told_as_links(shared: Sandbox, folder: str) -> None:

@@ -48,6 +48,14 @@ async def test_an_empty_file_says_so(wire: Wire) -> None:
     assert read.headers["content-length"] == "0"
 
 
+async def test_a_head_has_no_content(wire: Wire) -> None:
+    await put(wire, "x", b"123")
+    there = await wire.http.head("/files", params={"path": "x"}, headers=wire.headers)
+    assert (there.status_code, there.headers["content-length"]) == (200, "3")
+    gone = await wire.http.head("/files", params={"path": "y"}, headers=wire.headers)
+    assert gone.status_code == 404
+
+
 async def test_a_part_of_a_file_can_be_asked_for(wire: Wire) -> None:
     await put(wire, "part", b"0123456789")
     read = await get(wire, "part", range="bytes=2-4")

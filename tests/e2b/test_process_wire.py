@@ -6,7 +6,9 @@ import base64
 
 import pytest
 
+from tests.api.client import Api
 from tests.e2b.wire import Wire, pack
+from tests.support import eventually
 
 pytestmark = pytest.mark.real
 
@@ -137,3 +139,57 @@ async def test_unknown_calls_and_paths_have_the_shape_of_errors(wire: Wire) -> N
 async def test_slashes_before_a_call_do_not_matter(wire: Wire) -> None:
     there = f"{wire.http.base_url}".rstrip("/") + "//process.Process/List"
     assert (await wire.call(there, {})).status_code == 200
+
+
+async def test_numbers_may_be_text_and_null_is_nothing(wire: Wire) -> None:
+    process = {"cmd": "sleep", "args": ["60"], "envs": None, "cwd": None}
+    async with wire.stream(START, {"process": process, "tag": "mine", "pty": None}) as frames:
+        pid = (await frames.next()).body["event"]["start"]["pid"]
+        (listed,) = (await wire.ask("/process.Process/List"))["processes"]
+        assert (listed["pid"], listed["tag"]) == (pid, "mine")
+        wrong = {"process": {"tag": "other"}, "signal": "SIGNAL_SIGTERM"}
+        assert (await wire.call("/process.Process/SendSignal", wrong)).status_code == 404
+        await wire.ask("/process.Process/SendSignal", process={"pid": str(pid)}, signal=15)
+        rest = await frames.rest()
+        assert rest[0].body["event"]["end"]["status"] == "signal: terminated"
+
+
+async def test_an_exec_of_our_own_api_can_be_connected_to(wire: Wire, api: Api) -> None:
+    script = "head -c 100000 /dev/zero; echo out >&2; sleep 60"
+    begun = await api.rpc("start", id=wire.id, cmd=["sh", "-c", script], output_limit=1000)
+    (listed,) = (await wire.ask("/process.Process/List"))["processes"]
+    assert listed["config"] == {"cmd": "sh", "args": ["-c", script]}
+
+    async def written() -> bool:
+        (found,) = (await api.rpc("execs", id=wire.id))["execs"]
+        return bool(found["stderr_bytes"])
+
+    await eventually(written, what="all of its output")
+    selector = {"process": {"pid": listed["pid"]}}
+    async with wire.stream("/process.Process/Connect", selector) as frames:
+        assert "start" in (await frames.next()).body["event"]
+        await api.rpc("kill", id=wire.id, exec_id=begun["exec_id"])
+        assert "end" in (await frames.next()).body["event"]
+
+
+@pytest.mark.parametrize("name", ["Connect", "SendInput", "Update", "CloseStdin", "SendSignal"])
+async def test_nobody_is_found_under_a_wrong_number(wire: Wire, name: str) -> None:
+    message = {"process": {"pid": 4_000_000}, "input": {"stdin": "eA=="}, "signal": 9}
+    if name == "Connect":
+        (only,) = await wire.frames("/process.Process/Connect", message)
+        told = only.body["error"]
+    else:
+        answer = await wire.call(f"/process.Process/{name}", message)
+        assert answer.status_code == 404
+        told = answer.json()
+    assert told == {"code": "not_found", "message": "process with pid 4000000 not found"}
+
+
+async def test_input_streams_begin_with_whose_they_are(wire: Wire) -> None:
+    name = "/process.Process/StreamInput"
+    early = pack({"data": {"input": {"stdin": "eA=="}}})
+    nobody = pack({"start": {"process": {"pid": 4_000_000}}})
+    for raw, code in ((early, "invalid_argument"), (nobody, "not_found")):
+        async with wire.stream(name, None, raw=raw) as frames:
+            (only,) = await frames.rest()
+            assert only.body["error"]["code"] == code

@@ -109,7 +109,8 @@ async def envelopes(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def decode(message: bytes, shape: type[T]) -> T:
     try:
-        return msgspec.json.decode(message or b"{}", type=shape)
+        # Not strict: numbers may be strings in the JSON of Protocol Buffers.
+        return msgspec.json.decode(message or b"{}", type=shape, strict=False)
     except msgspec.DecodeError as error:
         raise RpcError("invalid_argument", str(error)) from None
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from capsule.config import Config
 from capsule.edge import multipart
 from capsule.edge.body import chunks, lift
-from capsule.edge.download import Download, file_headers, open_download
+from capsule.edge.download import Download, file_headers, open_download, stat_file
 from capsule.edge.e2b.entries import DETAIL
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.e2b.gzipped import deflated, inflated
@@ -37,7 +37,7 @@ class FileContent:
     def calls(self) -> dict[tuple[str, str], Call]:
         return {
             ("GET", "/files"): self.download,
-            ("HEAD", "/files"): self.download,
+            ("HEAD", "/files"): self.head,
             ("POST", "/files"): self.upload,
         }
 
@@ -51,10 +51,19 @@ class FileContent:
                 return await _packed(files, path)
             answer = await open_download(files, path, request)
         except NotFoundError:
-            raise NotFoundError(f"path '{path}' does not exist") from None
+            raise _nothing_at(path) from None
         if "content-length" not in answer.headers:
             answer.headers["content-length"] = "0"
         return answer
+
+    async def head(self, guest: Guest, request: Request) -> Response:
+        path = guest.path(request.query_params.get("path", ""))
+        try:
+            found = await stat_file(self._service.files(guest.id), path)
+        except NotFoundError:
+            raise _nothing_at(path) from None
+        length = {"content-length": str(found.size)}
+        return Response(headers={**file_headers(found.size, found.mtime), **length})
 
     async def upload(self, guest: Guest, request: Request) -> Response:
         lift(request, self._max_upload)
@@ -96,6 +105,10 @@ class FileContent:
         if not written:
             raise InvalidError("the form has no file")
         return written
+
+
+def _nothing_at(path: str) -> NotFoundError:
+    return NotFoundError(f"path '{path}' does not exist")
 
 
 async def _packed(files: Files, path: str) -> Response:

@@ -24,7 +24,7 @@ class At(msgspec.Struct):
 
 
 class ListDir(At):
-    depth: int = 0
+    depth: int | None = None
 
 
 class Move(msgspec.Struct):

@@ -69,8 +69,8 @@ _SIGNALS = {
 
 class Config(msgspec.Struct):
     cmd: str = ""
-    args: list[str] = []
-    envs: dict[str, str] = {}
+    args: list[str] | None = None
+    envs: dict[str, str] | None = None
     cwd: str | None = None
 
 
@@ -149,11 +149,12 @@ class Processes:
 
     async def start(self, guest: Guest, asked: Start, request: Request) -> Opened:
         config = asked.process
+        args, envs = config.args or [], config.envs or {}
         size = None if asked.pty is None else asked.pty.size or Size()
         cwd = guest.path(config.cwd or "")
         call = ExecCall(
-            cmd=(config.cmd, *config.args),
-            env={"E2B_SANDBOX": "true", **guest.sandbox.env, **config.envs},
+            cmd=(config.cmd, *args),
+            env={"E2B_SANDBOX": "true", **guest.sandbox.env, **envs},
             user=guest.user,
             cwd=cwd,
             timeout=timeout_of(request),
@@ -170,7 +171,7 @@ class Processes:
             if error.details.get("stage") == "chdir":
                 raise RpcError("invalid_argument", f"cwd '{cwd}' does not exist") from None
             raise RpcError("invalid_argument", error.message) from None
-        told = {"cmd": config.cmd, "args": config.args, "envs": config.envs}
+        told: dict[str, Any] = {"cmd": config.cmd, "args": args, "envs": envs}
         if config.cwd:
             told["cwd"] = config.cwd
         self._table.note(guest.id, Known(live.exec_id, live.pid, told, asked.tag))
@@ -181,9 +182,13 @@ class Processes:
         if found.exit is not None:
             replay = _replayed(found.pid, found.exit)
             return Opened(replay, held=replay)
-        live = await self._service.attach(
-            guest.id, found.id, stdout=found.stdout_bytes, stderr=found.stderr_bytes
-        )
+        try:
+            live = await self._service.attach(
+                guest.id, found.id, stdout=found.stdout_bytes, stderr=found.stderr_bytes
+            )
+        except InvalidError:  # it has written more than is kept, and nothing of the rest will be
+            live = await self._service.attach(guest.id, found.id)
+            return Opened(_events(live, silent=True), held=live)
         return Opened(_events(live), held=live)
 
     async def update(self, guest: Guest, asked: Update, request: Request) -> Any:
@@ -293,12 +298,14 @@ class Processes:
         return {}
 
 
-async def _events(live: LiveExec, *, timed: bool = False) -> AsyncGenerator[bytes, None]:
-    """`timed`: its timeout is that of this very stream."""
+async def _events(
+    live: LiveExec, *, timed: bool = False, silent: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """`timed`: its timeout is that of this very stream. `silent`: only its start and end."""
     async with live:
         yield envelope({"event": {"start": {"pid": live.pid}}})
         async for item in live:
-            if isinstance(item, Output):
+            if isinstance(item, Output) and not silent:
                 yield envelope({"event": {"data": {item.stream.value: item.data}}})
         assert live.exit is not None  # the iteration ends with it, or raises
         if timed and live.exit.reason is Reason.TIMED_OUT:
