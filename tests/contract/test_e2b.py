@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from e2b import E2B
 
 from capsule.model import Handle, Template
 from capsule.providers.contract import Provider
 from capsule.providers.e2b.provider import E2bProvider
 from capsule.providers.e2b.settings import E2bSettings
-from capsule.testing.harness import Launcher, Leftovers, NewProvider, Subject, opened
+from capsule.testing.harness import (
+    Launcher,
+    Leftovers,
+    NewProvider,
+    Subject,
+    opened,
+    until,
+)
 from capsule.testing.suite import *  # noqa: F403  # the tests
 from tests.contract.conftest import folder
 from tests.contract.shelf import Shelf, Shelves
@@ -37,10 +45,17 @@ def template_of_the_cloud() -> Template:
     return Template("conformance")
 
 
-def provider_of(cloud: RealServer, where: Path, agent: Path) -> E2bProvider:
-    return E2bProvider(
-        E2bSettings(where, where, agent, api_key=KEY, api_url=cloud.url, sandbox_url=cloud.url)
+def provider_of(cloud: RealServer, where: Path, agent: Path, timeout: int = 900) -> E2bProvider:
+    settings = E2bSettings(
+        where,
+        where,
+        agent,
+        api_key=KEY,
+        api_url=cloud.url,
+        sandbox_url=cloud.url,
+        timeout=timeout,
     )
+    return E2bProvider(settings)
 
 
 @pytest.fixture
@@ -99,3 +114,19 @@ def leftovers_in_the_cloud(cloud: RealServer) -> Leftovers:
         return [str(path) for path in boxes.glob(id)]
 
     return look
+
+
+async def test_the_clouds_timeout_is_extended_while_we_live(
+    cloud: RealServer, run_dir: Path, agent_binary: Path, template: Template
+) -> None:
+    async with opened(provider_of(cloud, run_dir, agent_binary, timeout=6)) as provider:
+        subject = await Launcher(provider, f"l{uuid.uuid4().hex[:10]}-", template)()
+        found = E2B(api_key=KEY, api_url=cloud.url, sandbox_url=cloud.url).AsyncSandbox
+        id = subject.box.handle.data["cloud"]
+        ends = (await found.get_info(id)).end_at
+
+        async def later() -> bool:
+            return (await found.get_info(id)).end_at > ends
+
+        await until(later, what="an end that is later")
+        assert await subject.output("echo alive") == "alive"

@@ -163,6 +163,17 @@ SIZE = "choose a cloud template with the size that is needed, and set CAPSULE_E2
 
 def unenforced(place: Place | None) -> Iterable[Unenforced]:
     """`place`: None, if it is not known; then what could be missing."""
+    yield from unenforced_anywhere()
+    if place is None or place.mode == "none":
+        yield Unenforced(
+            "agent",
+            "the cloud gives no root, so that programs are the agent's own user, and may disturb "
+            "it; the cloud's sandbox is what holds them",
+            "use a cloud whose sandboxes have a root of their own",
+        )
+
+
+def unenforced_anywhere() -> Iterable[Unenforced]:
     yield Unenforced(
         "memory",
         "each process is limited, but not their sum: a cloud's sandbox has what its template has",
@@ -171,10 +182,3 @@ def unenforced(place: Place | None) -> Iterable[Unenforced]:
     yield Unenforced("cpus", "a cloud's sandbox has as many as its template has", SIZE)
     yield Unenforced("disk", "each file is limited, but not their sum", SIZE)
     yield Unenforced("inodes", "nobody counts files in a cloud's sandbox", SIZE)
-    if place is None or place.mode == "none":
-        yield Unenforced(
-            "agent",
-            "the cloud gives no root, so that programs are the agent's own user, and may disturb "
-            "it; the cloud's sandbox is what holds them",
-            "use a cloud whose sandboxes have a root of their own",
-        )

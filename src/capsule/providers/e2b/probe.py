@@ -31,7 +31,7 @@ async def capabilities(
         usable=is_open or (key.ok and answer.ok),
         isolation=Isolation.CLOUD,
         features=FEATURES,
-        unenforced=tuple(plan.unenforced(None)),
+        unenforced=tuple(plan.unenforced_anywhere()),
         findings=(key, answer, Finding("template", True, settings.template)),
     )
 

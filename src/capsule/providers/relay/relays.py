@@ -45,8 +45,7 @@ class Relays:
 
     async def aclose(self) -> None:
         relays, self._relays = self._relays, {}
-        for relay in relays.values():
-            await relay.aclose()
+        await asyncio.gather(*(relay.aclose() for relay in relays.values()))
 
 
 class Relay:
