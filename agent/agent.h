@@ -163,6 +163,7 @@ extern int landlock_disk;                   /* pid 1's workers read it where no 
 /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order. `root`: as what (userns.c), -1: the sandbox's user */
 bool confine(struct fault *f, bool filter, int root);
 bool confine_ahead(struct fault *f);        /* as much of it as whoever forks may have, for all its children */
+bool confine_bystander(struct fault *f);
 bool confine_keeper(struct fault *f);
 bool landlock_apply(struct fault *f);
 bool drop_capabilities(uint64_t keep);

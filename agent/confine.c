@@ -204,6 +204,14 @@ static bool load_filter(const struct sock_filter *filter, size_t n, struct fault
     return !syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &p) || fault_set(f, errno, "seccomp");
 }
 
+static bool load_own_filter(struct fault *f);
+
+/* For whoever only has to be there. */
+bool confine_bystander(struct fault *f) {
+    for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
+    return (keep_capabilities(0) || fault_set(f, errno, "drop capabilities")) && load_own_filter(f);
+}
+
 static bool load_own_filter(struct fault *f) {
     return load_filter((const struct sock_filter *)box.filter->p, box.filter->n / sizeof(struct sock_filter), f);
 }

@@ -163,6 +163,7 @@ void program_main(const int fds[FD_ROLES], int nfds, int root) {
     int stdio[3] = {lift_fd(fds[FD_IN]), lift_fd(fds[FD_OUT]), lift_fd(fds[FD_ERR])};
     if (program_read(&p, json_read(request), &f)) {
         p.root = lift_fd(root);
+        if (root >= 0 && p.root < 0) fault_set(&f, errno, "root's namespace"), fail(status, &f);
         program_become(&p, stdio, carry, status, tell_ready, &f);
     }
     fail(status, &f);

@@ -4,12 +4,15 @@
  *
  * Made when the first program asks for it. Its owner is whoever forks programs, so that no program may enter it. */
 #include "agent.h"
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+
+#define PATIENCE 2000 /* ms */
 
 bool wants_root(const struct json *request) {
     const char *user = json_str(request, "user");
@@ -22,13 +25,19 @@ static void permit(const char *count) {
     if (fd >= 0) (void)!write(fd, count, strlen(count));
 }
 
-/* Lives until the namespace is held by a descriptor. Its limit becomes that of the namespace, as a whole. */
+/* Lives until the namespace is held by a descriptor. Its limit becomes that of the namespace, as a whole. Where programs have the
+ * same uid they may signal it, and look into it once its maps can be written: by then it has nothing that they have not. */
 static void __attribute__((noreturn)) live_in_it(int said) {
+    struct fault f = {0};
+    box.ncgroups = 0; /* not its to hold either */
+    box.uid_lock = -1;
+    close_all_but(said, -1);
     rlim_t most = (rlim_t)json_int(json_get(box.spec, "rlimits"), "nproc", 0, 0, MAX_INT);
     struct rlimit r = {most, most};
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (most) setrlimit(RLIMIT_NPROC, &r);
     int32_t err = unshare(CLONE_NEWUSER) ? errno : 0;
+    if (!err && !confine_bystander(&f)) err = f.err;
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* else its maps are not its parent's to write */
     (void)!write(said, &err, sizeof err);
     for (;;) pause();
@@ -37,6 +46,8 @@ static void __attribute__((noreturn)) live_in_it(int said) {
 static int take_hold(pid_t pid, int heard, struct fault *f) {
     char uids[32], gids[32], path[40];
     int32_t err = ECHILD;
+    struct pollfd p = {heard, POLLIN, 0};
+    if (RETRY(poll(&p, 1, PATIENCE)) == 0) return fault_set(f, ETIMEDOUT, "user namespace"), -1; /* somebody has stopped it */
     if (RETRY(read(heard, &err, sizeof err)) != sizeof err || err) return fault_set(f, err, "user namespace"), -1;
     snprintf(uids, sizeof uids, "0 %u 1\n", (unsigned)box.uid);
     snprintf(gids, sizeof gids, "0 %u 1\n", (unsigned)box.gid);

@@ -97,7 +97,9 @@ static void answer_watcher(int fd, const char *root, bool recursive) {
     if (h.type != F_CONTROL || h.length > sizeof chunk || !read_full(conn, chunk, h.length)) _exit(0);
     report_changes(fd, root, recursive, 64); /* all that the kernel keeps, and no flood for ever */
     buf_printf(&b, "{\"change\":\"sync\",\"path\":\"\",\"dir\":false}");
-    if (!frame_json(conn, F_EVENT, &b)) _exit(0);
+    bool sent = frame_json(conn, F_EVENT, &b);
+    buf_free(&b);
+    if (!sent) _exit(0);
 }
 
 void watch_files(int to, const char *path, bool recursive, void refusal(int err, const char *stage)) {

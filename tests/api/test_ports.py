@@ -66,6 +66,15 @@ async def test_methods_pass(web: httpx.AsyncClient, method: str) -> None:
     assert (answer.json()["method"], answer.json()["size"]) == (method, 4)
 
 
+async def test_nobody_tunnels_through_a_program(server: RealServer, web: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    host = web.headers["host"]
+    writer.write(f"CONNECT /p HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    assert b" 400 " in await asyncio.wait_for(reader.readline(), 10)
+    writer.close()
+    assert (await web.get("/")).status_code == 200
+
+
 async def test_head_has_no_body(web: httpx.AsyncClient) -> None:
     assert (await web.head("/")).content == b""
 

@@ -122,16 +122,21 @@ def _digest(key: str) -> bytes:
 
 def presented(scope: Scope) -> Iterator[tuple[bytes, str]]:
     """What may be a key, and the header it is in; the strongest first."""
-    headers: dict[bytes, bytes] = dict(scope["headers"])
-    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer" and token:
-        yield b"authorization", _text(token)
-    if key := headers.get(b"x-api-key"):
+    for value in _all(scope, b"authorization"):
+        scheme, _, token = value.partition(b" ")
+        if scheme.lower() == b"bearer" and token:
+            yield b"authorization", _text(token)
+    for key in filter(None, _all(scope, b"x-api-key")):
         yield b"x-api-key", _text(key)
     for name in scope.get("subprotocols", ()):
         if name.startswith(KEY_PROTOCOL):
             text = name.removeprefix(KEY_PROTOCOL)[: 2 * _MAX_KEY]
             yield b"sec-websocket-protocol", _from_base64url(text)
+
+
+def _all(scope: Scope, wanted: bytes) -> list[bytes]:
+    """Every value that a header has, the last first: it is the one that others go by."""
+    return [value for name, value in scope["headers"] if name == wanted][::-1]
 
 
 def _text(key: bytes) -> str:

@@ -23,6 +23,7 @@ INTERPRETER = 49999
 _ID = b"e2b-sandbox-id"
 _PORT = b"e2b-sandbox-port"
 _HOST = re.compile(rb"([0-9]{1,5})-([a-z0-9]{1,64})\.", re.IGNORECASE)
+_PLAIN = re.compile(rb"[A-Za-z0-9_-]{1,64}")  # what may be an id
 
 
 class Door(NamedTuple):
@@ -106,6 +107,6 @@ def door_of(scope: Scope, domains: frozenset[str] | None = None) -> Door | None:
         below = host[found.end() :].partition(b":")[0].decode("latin-1").lower()
         if domains is None or below in domains:
             return Door(found[2].decode().lower(), int(found[1]), by_name=True)
-    if id and port.isdigit():
+    if _PLAIN.fullmatch(id) and port.isdigit():
         return Door(id.decode("latin-1"), int(port[:6]))
     return None

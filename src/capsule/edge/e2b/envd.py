@@ -22,13 +22,14 @@ from capsule.edge.e2b.connect import RpcError
 from capsule.edge.e2b.doors import Door
 from capsule.edge.e2b.guests import Guest, guest_of, name_in
 from capsule.edge.e2b.rpc import Call, is_stream, json, refusal
-from capsule.edge.errors import understand
+from capsule.edge.errors import HttpError, send_error, understand
 from capsule.errors import CapsuleError, GoneError, NotFoundError, WrongStateError
 from capsule.model import State
 from capsule.service import Service
 from capsule.service.values import Sandbox
 
 NO_TOKEN = "unauthorized access, please provide a valid access token or method signing if supported"
+NO_SOCKET = "no WebSocket is at this port"
 FILES = "/files"
 
 
@@ -42,6 +43,9 @@ class Envd:
         self._paths = {path for _, path in self._calls}
 
     async def enter(self, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await send_error(scope, receive, send, HttpError(404, "not_found", NO_SOCKET))
+            return
         request = Request(scope, receive)
         path = "/" + scope["path"].lstrip("/")
         id = door.id or link_of(request).owner(self._access, self._service.ids())

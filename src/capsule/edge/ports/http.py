@@ -128,6 +128,8 @@ class Exchange:
         while (event := self._http.next_event()) is h11.NEED_DATA:
             async with asyncio.timeout(patience):
                 self._http.receive_data(await self._stream.receive())
+        if event is h11.PAUSED:  # it speaks no HTTP from here on, which nobody has asked for
+            raise h11.RemoteProtocolError("the program has changed to another protocol")
         return event
 
 

@@ -159,6 +159,8 @@ async def _carry_request(
     headers: list[tuple[bytes, bytes]],
 ) -> None:
     unhurried(Request(scope))
+    if scope["method"] == "CONNECT":
+        raise pages.bad_request("CONNECT is for proxies, and a program in a sandbox is none")
     try:
         length = framing(scope["headers"])
     except ValueError as error:
