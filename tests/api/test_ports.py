@@ -228,6 +228,13 @@ async def test_a_request_of_two_lengths_is_refused(server: RealServer, app: str,
         assert peer.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
+def test_there_is_no_tunnel(server: RealServer, app: str) -> None:
+    request = f"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: 3000-{app}.localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer:
+        peer.sendall(request.encode())
+        assert peer.recv(65536).startswith(b"HTTP/1.1 400 ")
+
+
 async def test_who_leaves_is_gone_inside_too(web: httpx.AsyncClient) -> None:
     before = (await web.get("/left")).json()
     with pytest.raises(httpx.ReadTimeout):

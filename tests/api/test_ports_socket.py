@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +20,7 @@ from websockets.typing import Subprotocol
 from tests.api.client import Api
 from tests.support import eventually
 from tests.support.ports import by_header, by_name, sandbox, start_app
-from tests.support.servers import RealServer
+from tests.support.servers import RealServer, real_server
 
 pytestmark = pytest.mark.real
 
@@ -167,3 +169,25 @@ async def test_deleting_the_sandbox_ends_its_sockets(server: RealServer) -> None
                 await http.delete(f"/v1/sandboxes/{id}")
             with pytest.raises(ConnectionClosed):
                 await ws.recv()
+
+
+async def test_a_stopping_server_waits_for_no_endless_stream(agent_binary: object) -> None:
+    with real_server(DRAIN_TIMEOUT="10") as server, sandbox(server.url) as id:
+        start_app(server.url, id)
+        async with (
+            joined(server, id) as (ws, _),
+            httpx.AsyncClient(base_url=server.url, headers=by_name(id), timeout=15) as http,
+            http.stream("GET", "/chunked") as events,
+        ):
+            lines = events.aiter_lines()
+            assert await anext(lines) == 'data: {"n": 1}'
+            began = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed):
+                await ws.recv()
+            with pytest.raises(httpx.RemoteProtocolError):
+                [line async for line in lines]
+            assert ws.close_code == 1012
+            assert await asyncio.to_thread(server.process.wait, 10) == 0
+            assert time.monotonic() - began < 6
+        assert "Traceback" not in (server.base / "log").read_text()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
 
 import httpx
 import pytest
 from e2b import E2B, Sandbox
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from tests.e2b.conftest import parameters
 from tests.support.ports import APP
@@ -48,6 +52,22 @@ def test_a_server_in_a_sandbox_has_an_address(e2b: E2B, place: RealServer) -> No
         assert told(get(sandbox, place))["host"] == sandbox.get_host(3000)
     gone = get(sandbox, place)
     assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
+
+
+def test_a_websocket_in_a_sandbox(e2b: E2B, place: RealServer) -> None:
+    with e2b.Sandbox.create(timeout=120) as sandbox:
+        listening(sandbox)
+        named = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "3000"}
+        url = f"ws://127.0.0.1:{place.port}/socket"
+        with connect(url, additional_headers=named, max_size=None) as ws:
+            assert json.loads(ws.recv())["target"] == "/socket"
+            for message in ("text", os.urandom(300_000)):
+                ws.send(message)
+                assert ws.recv(timeout=15) == message
+            ws.send("close 4100enough")
+            with pytest.raises(ConnectionClosed):
+                ws.recv(timeout=15)
+            assert (ws.close_code, ws.close_reason) == (4100, "enough")
 
 
 def test_one_that_is_not_public_asks_for_its_token(place: RealServer) -> None:

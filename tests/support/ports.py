@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ def sandbox(url: str, key: str = "", **options: Any) -> Iterator[str]:
         try:
             yield id
         finally:
-            http.delete(f"/v1/sandboxes/{id}")
+            with suppress(httpx.ConnectError):  # a server that was stopped has removed it
+                http.delete(f"/v1/sandboxes/{id}")
 
 
 def start_app(url: str, id: str, port: int = PORT, *host: str, key: str = "") -> None:

@@ -161,6 +161,10 @@ def create(
     auto_resume: Annotated[
         bool, typer.Option("--auto-resume", help="Wake it when it is used while paused.")
     ] = False,
+    ports: Annotated[
+        str | None,
+        typer.Option(help="Who may open what listens in it: private (default) or public."),
+    ] = None,
     url: o.Url = None,
     api_key: o.ApiKey = None,
     json: o.Json = False,
@@ -187,6 +191,7 @@ def create(
             "volumes": parse(volume),
             "on_timeout": on_timeout,
             "auto_resume": auto_resume or None,
+            "ports": ports,
         },
         as_json=json,
     )

@@ -1,7 +1,8 @@
 """One request to a program in a sandbox, and its answer, both as streams.
 
     carry ─┬─ upload    the request's body as it comes; then waits for the client to leave
-           └─ download  the answer as it comes; its end is the end of both
+           ├─ download  the answer as it comes; its end is the end of all
+           └─ stopping  the server stops: a stream of events would never end
 
 Each connection to the program is for one request. Nothing of a body is kept on the way: whoever
 does not take the next piece holds up whoever sends it.
@@ -28,6 +29,7 @@ ANSWER_PATIENCE = 300.0  # seconds until the answer begins
 PIECE_PATIENCE = 3600.0  # seconds between two pieces of it; server-sent events may take their time
 TAKE_PATIENCE = 600.0  # seconds in which the program takes a piece of the request
 
+EVENTS = b"text/event-stream"
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -36,18 +38,25 @@ class Cut(Exception):
 
 
 async def carry(
-    stream: ByteStream, scope: Scope, receive: Receive, send: Send, headers: Headers
+    stream: ByteStream,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    headers: Headers,
+    closing: asyncio.Event,
 ) -> None:
     """`headers` are the request's, framing among them. Raises PortError before the answer begins,
     Cut after it; Left when the client goes first.
     """
     exchange = Exchange(stream, headers, scope)
-    await race(exchange.download(send), exchange.upload(receive))
+    stopping = exchange.stopping(closing)
+    await race(exchange.download(send), exchange.upload(receive), stopping)
 
 
 class Exchange:
     def __init__(self, stream: ByteStream, headers: Headers, scope: Scope) -> None:
         self._stream = stream
+        self._endless = asyncio.Event()  # its answer is a stream of events
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
         self._has_body = any(n in (b"content-length", b"transfer-encoding") for n, _ in headers)
         try:
@@ -101,15 +110,23 @@ class Exchange:
         # A length that nothing follows would be taken for an answer cut short.
         bare = start.status_code in (204, 304)
         headers = [h for h in outwards(start.headers) if not (bare and h[0] == b"content-length")]
+        if any(n == b"content-type" and v.startswith(EVENTS) for n, v in headers):
+            self._endless.set()
         await send({"type": "http.response.start", "status": start.status_code, "headers": headers})
         try:
-            while not isinstance(event := await self._next(PIECE_PATIENCE), h11.EndOfMessage):
-                if isinstance(event, h11.Data):
-                    body = bytes(event.data)
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            while isinstance(event := await self._next(PIECE_PATIENCE), h11.Data):
+                body = bytes(event.data)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
         except (h11.RemoteProtocolError, UnavailableError, TimeoutError) as error:
             raise Cut from error
+        if not isinstance(event, h11.EndOfMessage):
+            raise Cut
         await send({"type": "http.response.body", "body": b""})
+
+    async def stopping(self, closing: asyncio.Event) -> None:
+        await closing.wait()
+        await self._endless.wait()
+        raise Cut
 
     async def _begin(self) -> h11.Response:
         try:

@@ -84,13 +84,12 @@ class Ports:
         sandbox = self._admitted(door.id, scope, shown)
         self._gate.admit()
         origin = self._origin(sandbox, door.port, scope)
-        headers = inwards(scope, origin, shown.secret)
+        headers, closing = inwards(scope, origin, shown.secret), self._gate.closing
         async with aclosing(await self._dial(door, shown)) as stream:
             if scope["type"] == "http":
-                await _carry_request(stream, scope, receive, send, headers)
+                await _carry_request(stream, scope, receive, send, headers, closing)
             else:
                 protocols = [p for p in scope["subprotocols"] if not p.startswith(KEY_PROTOCOL)]
-                closing = self._gate.closing
                 if (take := scope.get(TAKE_MESSAGES)) is not None:
                     take(socket.MAX_MESSAGE)
                 await socket.carry(stream, scope, receive, send, headers, protocols, closing)
@@ -157,7 +156,10 @@ async def _carry_request(
     receive: Receive,
     send: Send,
     headers: list[tuple[bytes, bytes]],
+    closing: asyncio.Event,
 ) -> None:
+    if scope["method"] == "CONNECT":
+        raise pages.bad_request("CONNECT is for proxies, which this is none of")
     unhurried(Request(scope))
     if scope["method"] == "CONNECT":
         raise pages.bad_request("CONNECT is for proxies, and a program in a sandbox is none")
@@ -166,7 +168,7 @@ async def _carry_request(
     except ValueError as error:
         raise pages.bad_request(f"how long the request is, is not clear: {error}") from None
     kept = [h for h in headers if h[0] != b"content-length"]
-    await http.carry(stream, scope, receive, send, [*kept, *length])
+    await http.carry(stream, scope, receive, send, [*kept, *length], closing)
 
 
 async def cut(scope: Scope) -> None:
