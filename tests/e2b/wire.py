@@ -29,13 +29,13 @@ class Frames:
     def __init__(self, answer: httpx.Response) -> None:
         self.answer = answer
         self._parts = answer.aiter_raw()
-        self._kept = b""
+        self._kept = bytearray()
 
     async def next(self) -> Frame:
         while len(self._kept) < 5 or len(self._kept) < 5 + self._size:
             self._kept += await anext(self._parts)
         frame = Frame(self._kept[0], json.loads(self._kept[5 : 5 + self._size]))
-        self._kept = self._kept[5 + self._size :]
+        del self._kept[: 5 + self._size]
         return frame
 
     @property
@@ -103,7 +103,7 @@ class Ran(NamedTuple):
     @classmethod
     def of(cls, frames: list[Frame]) -> Ran:
         events = [frame.body.get("event", {}) for frame in frames]
-        output = {"stdout": b"", "stderr": b"", "pty": b""}
+        output = {"stdout": bytearray(), "stderr": bytearray(), "pty": bytearray()}
         for event in events:
             for name, data in event.get("data", {}).items():
                 output[name] += base64.b64decode(data)
@@ -111,8 +111,8 @@ class Ran(NamedTuple):
         pid = events[0].get("start", {}).get("pid", 0)
         return cls(
             pid,
-            output["stdout"] + output["pty"],
-            output["stderr"],
+            bytes(output["stdout"] + output["pty"]),
+            bytes(output["stderr"]),
             ends[0] if ends else None,
             frames[-1].body,
         )
