@@ -60,7 +60,7 @@ class History:
         entry = self._sandboxes.find(id)
         self.follow(id)
         kept = self._kept[entry.id]
-        if not kept or self._clock.now() - kept[-1].at >= LEAST:
+        if not kept or abs(self._clock.now() - kept[-1].at) >= LEAST:
             await self._look(entry, kept)
         return tuple(kept)
 
@@ -79,7 +79,7 @@ class History:
                 del self._kept[id]
             elif entry.state is not State.RUNNING or len(due) == PER_SECOND:
                 continue
-            elif not kept or now - kept[-1].at >= INTERVAL:
+            elif not kept or abs(now - kept[-1].at) >= INTERVAL:  # the clock may be set back
                 self._kept[id] = self._kept.pop(id)
                 due.append(id)
         if not self._kept:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 UNARY = b"application/json"
 STREAM = b"application/connect+json"
 END = 0x02
-MAX_ENVELOPE = 16 * 1024 * 1024
+MAX_ENVELOPE = 1024 * 1024  # no request to an agent is larger
 
 # What our errors are called there, by our code; HTTP's status by theirs.
 CODES = {

@@ -105,8 +105,11 @@ class Interpreter:
                 if not same(token, self._access.token(door.id)):
                     raise Refused(401, NO_TOKEN)
                 return await self._execute(sandbox, request)
-        # The SDKs send no token with these: they are open to whom the sandbox's ports are.
+        # The SDKs send no token with these: they are open to whom the sandbox's ports are, but not
+        # to the web pages that those show.
         await self._ports.admit(door.id, request.scope)
+        if "origin" in request.headers or "sec-fetch-site" in request.headers:
+            raise Refused(403, "contexts are not for web pages; use an SDK")
         match request.method, parts:
             case "POST", ["contexts"]:
                 return await self._create(sandbox, request)

@@ -45,7 +45,10 @@ from capsule.service.values import ExecCall, Terminal
 
 PATH = "/process.Process/"
 PING: dict[str, Any] = {"event": {"keepalive": {}}}
-_AGAIN = 0.05  # seconds until a program that takes no input is offered it again
+_AGAIN = 0.05  # seconds until a program that takes no input is offered it again; then longer, to
+_SELDOM = 1.0
+_INPUT_PATIENCE = 60.0  # seconds for a program to take its input, if the client says nothing
+_MOST_PATIENCE = 600.0  # and whatever it says: nobody knows whether it still waits
 
 # As Go calls them, and so E2B; others are "signal N".
 _SIGNALS = {
@@ -267,13 +270,15 @@ class Processes:
     ) -> None:
         """Waits for a program that takes its time to read."""
         where, data = ("tty", input.pty) if input.pty is not None else ("stdin", input.stdin)
+        pause = _AGAIN
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(min(within or _INPUT_PATIENCE, _MOST_PATIENCE)):
                 while True:
                     try:
                         return await self._service.send_input(guest.id, exec_id, data or b"")
                     except ConflictError:
-                        await asyncio.sleep(_AGAIN)
+                        await asyncio.sleep(pause)
+                        pause = min(2 * pause, _SELDOM)
         except InvalidError as error:
             raise RpcError("internal", f"error writing to {where}: {error.message}") from None
         except TimeoutError:

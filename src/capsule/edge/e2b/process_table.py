@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from capsule.edge.e2b.connect import RpcError
+from capsule.edge.errors import encode
 from capsule.model import ExecInfo
 from capsule.service import Service
 from capsule.service.context_calls import is_kernel
 
 REMEMBERED = 4096  # processes, of all sandboxes
+LARGEST = 4096  # bytes of what is remembered of one; else it is told as the agent knows it
 REPLAY = 30.0  # seconds in which a process that has ended can be connected to
 
 
@@ -44,6 +46,8 @@ class Table:
         self._known: OrderedDict[tuple[str, int], Known] = OrderedDict()
 
     def note(self, id: str, known: Known) -> None:
+        if len(encode(known.config)) + len(known.tag or "") > LARGEST:
+            return
         self._known[id, known.pid] = known
         self._known.move_to_end((id, known.pid))
         if len(self._known) > REMEMBERED:

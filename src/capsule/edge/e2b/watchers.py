@@ -20,6 +20,7 @@ from starlette.requests import Request
 
 from capsule.edge.e2b.connect import RpcError, envelope
 from capsule.edge.e2b.entries import DETAIL, entry
+from capsule.edge.e2b.envd import running
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.e2b.rpc import Call, Opened, streaming, unary
 from capsule.errors import CapsuleError
@@ -32,6 +33,7 @@ PATH = "/filesystem.Filesystem/"
 PING: dict[str, Any] = {"keepalive": {}}
 MOST = 64  # watchers of a sandbox
 KEPT = 10_000  # events of a watcher; the oldest go first
+KEPT_BYTES = 1024 * 1024  # of their names, about
 _PATIENCE = 10.0  # seconds for the agent to tell all that has happened
 
 _TYPES = {
@@ -60,15 +62,20 @@ class Kept:
     def __init__(self, id: str, watched: Watched) -> None:
         self.id = id  # of the sandbox
         self.watched = watched
-        self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.events: deque[dict[str, Any]] = deque()
+        self._size = 0
         self.error: CapsuleError | None = None
         self.task: asyncio.Task[None] | None = None
         self._asked: deque[asyncio.Future[None]] = deque()
 
     def put(self, event: dict[str, Any]) -> None:
         """As the kernel does: the same once more is nothing new."""
-        if not self.events or self.events[-1] != event:
-            self.events.append(event)
+        if self.events and self.events[-1] == event:
+            return
+        self.events.append(event)
+        self._size += _size(event)
+        while len(self.events) > KEPT or self._size > KEPT_BYTES:
+            self._size -= _size(self.events.popleft())
 
     async def run(self) -> None:
         try:
@@ -89,10 +96,15 @@ class Kept:
         asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         async with asyncio.timeout(_PATIENCE):
-            await self.watched.changes.sync()
+            try:
+                await self.watched.changes.sync()
+            except BaseException:
+                self._asked.remove(asked)  # its answer will not come, and is nobody else's
+                raise
             await asked
         found = list(self.events)
         self.events.clear()
+        self._size = 0
         return found
 
 
@@ -164,24 +176,36 @@ class Watchers:
         return Opened(told(), held=watched)
 
     async def create(self, guest: Guest, asked: WatchDir, request: Request) -> Any:
+        self._sweep()
         if sum(kept.id == guest.id for kept in self._kept.values()) >= MOST:
             raise RpcError("resource_exhausted", f"the sandbox has {MOST} watchers: remove one")
-        kept, name = Kept(guest.id, await self._watch(guest, asked)), "w" + secrets.token_hex(10)
+        kept, name = Kept(guest.id, self._watched(guest, asked)), "w" + secrets.token_hex(10)
         self._kept[name] = kept
+        try:
+            await self._open(guest, asked, kept.watched)
+        except BaseException:
+            del self._kept[name]
+            raise
         kept.task = self._tasks.spawn(self._run(name, kept), f"watcher {name}")
         return {"watcherId": name}
 
     async def _run(self, name: str, kept: Kept) -> None:
-        running = asyncio.ensure_future(kept.run())
+        work = asyncio.ensure_future(kept.run())
         over = asyncio.ensure_future(self._closing.wait())
         try:
-            await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (running, over):
+            for task in (work, over):
                 task.cancel()
-            await asyncio.wait({running, over})
-            if kept.id not in self._service.ids():
-                self._kept.pop(name, None)
+            await asyncio.wait({work, over})
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """What has ended with its sandbox is asked for by nobody."""
+        for name, kept in list(self._kept.items()):
+            ended = kept.task is not None and (kept.task.done() or kept.error is not None)
+            if ended and running(self._service, kept.id) is None:
+                del self._kept[name]
 
     async def events(self, guest: Guest, asked: Watcher, request: Request) -> Any:
         kept = self._find(guest, asked)
@@ -208,12 +232,23 @@ class Watchers:
         return kept
 
     async def _watch(self, guest: Guest, asked: WatchDir) -> Watched:
-        files, path = self._service.files(guest.id), guest.path(asked.path)
-        if (await files.stat(path, follow=True)).type != "dir":
-            raise RpcError("invalid_argument", f"path {path} not a directory")
-        watched = Watched(files, path, entries=asked.include_entry)
-        await watched.open(recursive=asked.recursive)
+        watched = self._watched(guest, asked)
+        await self._open(guest, asked, watched)
         return watched
+
+    def _watched(self, guest: Guest, asked: WatchDir) -> Watched:
+        files, path = self._service.files(guest.id), guest.path(asked.path)
+        return Watched(files, path, entries=asked.include_entry)
+
+    async def _open(self, guest: Guest, asked: WatchDir, watched: Watched) -> None:
+        path = guest.path(asked.path)
+        if (await self._service.files(guest.id).stat(path, follow=True)).type != "dir":
+            raise RpcError("invalid_argument", f"path {path} not a directory")
+        await watched.open(recursive=asked.recursive)
+
+
+def _size(event: dict[str, Any]) -> int:
+    return 100 + len(event["name"]) + (2 * len(event["entry"]["path"]) if "entry" in event else 0)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
