@@ -173,8 +173,8 @@ static bool add_root(const struct ctl *m, int *fds, int *nfds) {
     if (root < 0) root = root_namespace(&f);
     int copy = root < 0 || *nfds >= FD_ROLES ? -1 : lift_fd(root);
     if (copy >= 0) return fds[(*nfds)++] = copy, true;
-    struct ctl refusal = {.command = C_SPAWNED, .no = m->no, .pid = -1, .err = EOPNOTSUPP};
     fault_root(&f);
+    struct ctl refusal = {.command = C_SPAWNED, .no = m->no, .pid = -1, .err = f.err};
     memcpy(refusal.stage, f.stage, sizeof refusal.stage);
     tell(&refusal, NULL, 0);
     return false;

@@ -78,5 +78,5 @@ int root_namespace(struct fault *f) {
 void fault_root(struct fault *f) {
     char why[sizeof f->stage];
     snprintf(why, sizeof why, "%s", f->err ? strerror(f->err) : "no descriptor left");
-    fault_set(f, EOPNOTSUPP, "no root here: %s", why);
+    fault_set(f, f->err == ETIMEDOUT ? EAGAIN : EOPNOTSUPP, "no root here: %s", why);
 }

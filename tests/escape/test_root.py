@@ -11,6 +11,7 @@ import pytest
 from tests.escape import test_agent, test_devices, test_mounts, test_namespaces, test_privileges
 from tests.escape.attempt import ROOT, WITH_ROOT, Attempt, cases, proofs, scenario
 from tests.escape.conftest import Cell
+from tests.escape.machine import Refused
 
 pytestmark = pytest.mark.real
 
@@ -285,6 +286,32 @@ print(os.getuid())
         ended = sandbox.exec("python3", "-c", look, str(begun["pid"]))
         assert ended["out"].strip() not in ("", "0"), ended
         sandbox.ask("kill", "root")
+
+
+@scenario(
+    "stop-roots-helper",
+    "hang the agent by stopping whoever makes root's namespace",
+    proof=OF_A_SANDBOX,
+    cells=WITH_ROOT,
+)
+def test_whoever_makes_the_namespace_hangs_nobody(cell: Cell) -> None:
+    stopper = """
+import os, time
+end = time.monotonic() + 2.5
+while time.monotonic() < end:
+    try: os.kill(-1, 19)
+    except OSError: pass
+"""
+    with cell.box(fresh=True) as sandbox:
+        sandbox.ask("start", ["python3", "-c", stopper], "stopper", timeout=4.0)
+        try:
+            ended = sandbox.exec("true", timeout=1.0, **AS_ROOT)
+            assert ended["reason"] in ("timed_out", "exited"), ended
+        except Refused as refusal:
+            assert "no root here" in str(refusal), refusal
+        sandbox.ask("kill", "stopper")  # which pid 1 does, if it does not hang
+        assert sandbox.answers()
+        assert sandbox.exec("id", "-u", **AS_ROOT)["out"] == "0\n"
 
 
 @scenario(
