@@ -5,12 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from e2b import E2B
 
+from capsule.errors import ForbiddenError
 from capsule.model import Handle, Template
 from capsule.providers.contract import Provider
 from capsule.providers.e2b.provider import E2bProvider
@@ -21,6 +23,7 @@ from capsule.testing.harness import (
     NewProvider,
     Subject,
     opened,
+    owned,
     until,
 )
 from capsule.testing.suite import *  # noqa: F403  # the tests
@@ -130,3 +133,13 @@ async def test_the_clouds_timeout_is_extended_while_we_live(
 
         await until(later, what="an end that is later")
         assert await subject.output("echo alive") == "alive"
+
+
+async def test_a_wrong_key_of_one_create_hides_no_box(launch: Launcher) -> None:
+    subject = await launch()
+    with pytest.raises(ForbiddenError, match="refused the key"):
+        spec = replace(launch.spec(), credential="e2b_wrong_key")
+        await launch.provider.launch(launch.new_id(), spec)
+    assert [each.sandbox_id for each in await owned(launch.provider)] == [
+        subject.box.handle.sandbox_id
+    ]

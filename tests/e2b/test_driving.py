@@ -164,6 +164,7 @@ async def test_no_key_but_the_creates_own(cloud: RealServer) -> None:
             assert OTHER not in str(await api.rpc("get", id=made["id"]))
             error = await refused(api, provider_key="e2b_nobodys_key")
             assert error.code == "forbidden"
+            assert (await create(api, provider_key=OTHER))["state"] == "running"
             kept = written(server.base)
             await api.http.delete(f"/v1/sandboxes/{made['id']}")
     assert OTHER.encode() not in kept

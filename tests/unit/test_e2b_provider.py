@@ -17,6 +17,7 @@ from capsule.errors import (
     CapacityError,
     CapsuleError,
     ForbiddenError,
+    InvalidError,
     NotFoundError,
     NotSupportedError,
     UnavailableError,
@@ -25,7 +26,7 @@ from capsule.model import Limits, SandboxSpec, Template
 from capsule.providers.contract import OutOfReachError
 from capsule.providers.e2b import plan
 from capsule.providers.e2b.cloud import template_error
-from capsule.providers.e2b.errors import LostError, cloud_errors, translated
+from capsule.providers.e2b.errors import LostError, cloud_errors, in_doubt, translated
 from capsule.providers.e2b.keys import Keys
 from capsule.providers.e2b.settings import E2bSettings
 
@@ -68,6 +69,19 @@ def test_whatever_the_sdk_raises_is_one_of_ours(kind: type[Exception]) -> None:
 )
 def test_each_says_what_to_do(raised: Exception, ours: type[CapsuleError]) -> None:
     assert type(translated("x", raised)) is ours
+
+
+@pytest.mark.parametrize(
+    "raised", [ForbiddenError("x"), InvalidError("x"), CapacityError("x"), LostError("x")]
+)
+def test_no_box_is_given_up_in_doubt(raised: CapsuleError) -> None:
+    with pytest.raises(UnavailableError), in_doubt():
+        raise raised
+
+
+def test_who_asks_whether_it_is_lost_is_told() -> None:
+    with pytest.raises(LostError), in_doubt(or_lost=True):
+        raise LostError("x")
 
 
 def test_long_answers_are_cut() -> None:

@@ -66,14 +66,15 @@ def cloud_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def in_doubt() -> Iterator[None]:
+def in_doubt(*, or_lost: bool = False) -> Iterator[None]:
     """Around what is asked of a box that exists: a key that is refused, or a cloud that is full,
-    says nothing about it. So it is never given up for that."""
+    says nothing about it. So it is never given up for that. `or_lost`: LostError is for the caller.
+    """
     try:
         yield
-    except UnavailableError:
-        raise
     except LostError as exc:
+        if or_lost:
+            raise
         raise UnavailableError(exc.message) from exc
     except (ForbiddenError, InvalidError, CapacityError) as exc:
         raise OutOfReachError(exc.message, hint=exc.hint) from exc

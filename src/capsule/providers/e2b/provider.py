@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import structlog
 
@@ -41,7 +41,7 @@ from capsule.providers.e2b import plan, probe
 from capsule.providers.e2b.box import E2bBox
 from capsule.providers.e2b.carrier import Carrier
 from capsule.providers.e2b.cloud import ID, OWNER, Cloud, Machine, Running
-from capsule.providers.e2b.errors import LostError, cloud_errors, in_doubt, no_key
+from capsule.providers.e2b.errors import LostError, in_doubt, no_key
 from capsule.providers.e2b.keys import Keys
 from capsule.providers.e2b.leases import Leases
 from capsule.providers.e2b.plan import Place
@@ -75,7 +75,7 @@ class E2bProvider(Provider):
         self._places: dict[str, Place] = {}  # by the cloud's template
         self._checked: set[tuple[str, tuple[str, ...]]] = set()
         self._boxes: dict[str, tuple[Machine, Place]] = {}  # that we know, by our id
-        self._taken: set[str] = set()  # ids that are being launched
+        self._launching: dict[str, Cloud] = {}  # by our id
         self._leases = Leases(settings.timeout)
         self._relays = Relays(self._start_relay, "E2B", within=RELAY_WITHIN)
         self._layers = BoxLayers(settings.data_dir / "e2b-layers", owner=1000)
@@ -103,28 +103,26 @@ class E2bProvider(Provider):
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
         id = safe(sandbox_id)
         self._check(spec)
-        if id in self._boxes or id in self._taken:
+        if id in self._boxes or id in self._launching:
             raise ConflictError(f"a box with this id exists already: {id}")
-        key = spec.credential or self.settings.api_key
-        if not key:
-            raise no_key()
-        layers = await self._layers.paths(spec.layers)
-        sealed = await asyncio.to_thread(self._keys.seal, spec.credential)
-        self._taken.add(id)
+        cloud = self._launching[id] = self._cloud(spec.credential or self._key())
         try:
-            machine = await self._create(self._cloud(key), id, spec)
+            layers = await self._layers.paths(spec.layers)
+            machine = await self._create(cloud, id, spec)
             try:
-                box = await self._bring_up(machine, id, spec, sealed)
+                box = await self._bring_up(machine, id, spec)
                 if layers:
                     await self._layers.fill(box, layers)
                 await self._check_needs(spec, box)
-            except BaseException:
-                self._places.pop(self.settings.template_of(spec.template), None)
+            except BaseException as exc:
+                if isinstance(exc, CapsuleError):  # the template may be another one by now
+                    self._places.pop(self.settings.template_of(spec.template), None)
                 await finish(self._remove(id, machine), f"launch of {id}", budget=UNDO_BUDGET)
                 raise
             return box
         finally:
-            self._taken.discard(id)
+            del self._launching[id]
+            self._forget_keys()
 
     def _check(self, spec: SandboxSpec) -> None:
         template = spec.template
@@ -146,9 +144,7 @@ class E2bProvider(Provider):
             await finish(_unmake(making), f"launch of {id}", budget=UNDO_BUDGET)
             raise
 
-    async def _bring_up(
-        self, machine: Machine, id: SandboxId, spec: SandboxSpec, sealed: str
-    ) -> E2bBox:
+    async def _bring_up(self, machine: Machine, id: SandboxId, spec: SandboxSpec) -> E2bBox:
         template = self.settings.template_of(spec.template)
         place = self._places.get(template)
         if place is None:
@@ -163,8 +159,8 @@ class E2bProvider(Provider):
         try:
             self._boxes[id] = machine, place
             record = {"cloud": machine.id, "template": template, **place.to_json()}
-            if sealed:
-                record["key"] = sealed
+            if spec.credential:
+                record["key"] = await asyncio.to_thread(self._keys.seal, spec.credential)
             box = self._box(Handle(self.name, id, record), machine, place)
             await self._await_agent(box, agent, said)
         finally:
@@ -276,10 +272,18 @@ class E2bProvider(Provider):
             self._leases.release(found[0])
 
     async def owned(self) -> AsyncIterator[Handle]:
+        """Also of keys that came with a create, for as long as a box has them; what becomes of
+        those keys is not the server's, so one that is refused keeps nobody from the others."""
         self._configured()
-        for cloud in list(self._clouds.values()):
-            with in_doubt():
-                found = [seen async for seen in cloud.list({OWNER: self._owner})]
+        for key, cloud in list(self._clouds.items()):
+            try:
+                with in_doubt():
+                    found = [seen async for seen in cloud.list({OWNER: self._owner})]
+            except UnavailableError as exc:
+                if key == self.settings.api_key:
+                    raise
+                log.warning("sandboxes of a create's own key not listed", reason=exc.message)
+                continue
             for seen in found:
                 yield Handle(self.name, SandboxId(seen.sandbox_id), {"cloud": seen.id})
 
@@ -314,6 +318,7 @@ class E2bProvider(Provider):
             known[0].gone = True
             await self._relays.close(id)
             self._boxes.pop(id, None)
+        self._forget_keys()
 
     def _box(self, handle: Handle, machine: Machine, place: Place | None) -> E2bBox:
         id = handle.sandbox_id
@@ -345,7 +350,8 @@ class E2bProvider(Provider):
         if found is None or found[0].gone:
             raise NotFoundError(f"no box {id}")
         machine, place = found
-        return await Carrier.start(machine, plan.relay(place), place.user)
+        with in_doubt(or_lost=True):
+            return await Carrier.start(machine, plan.relay(place), place.user)
 
     async def save(
         self, box: Box, layer: str, *, full: bool, most_bytes: int, since: Mark | None = None
@@ -395,6 +401,13 @@ class E2bProvider(Provider):
             raise no_key()
         return self.settings.api_key
 
+    def _forget_keys(self) -> None:
+        """A key that came with a create is remembered for as long as it has a box."""
+        used = {machine.cloud for machine, _ in self._boxes.values()}
+        used.update(self._launching.values())
+        kept = self.settings.api_key
+        self._clouds = {k: each for k, each in self._clouds.items() if k == kept or each in used}
+
     def _configured(self) -> None:
         """What is there of ours is looked for with the key of the configuration as well."""
         if self.settings.api_key:
@@ -402,6 +415,5 @@ class E2bProvider(Provider):
 
 
 async def _unmake(making: asyncio.Task[Machine]) -> None:
-    with cloud_errors("a sandbox cannot be ended"):
-        machine: Any = await making
-        await machine.cloud.kill(machine.id)
+    machine = await making
+    await machine.cloud.kill(machine.id)
