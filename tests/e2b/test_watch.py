@@ -11,6 +11,7 @@ from e2b import (
     FilesystemEventType,
     InvalidArgumentException,
     NotFoundException,
+    RateLimitException,
     Sandbox,
     SandboxException,
 )
@@ -72,6 +73,15 @@ def test_folders_below_are_watched_if_asked_for(shared: Sandbox, folder: str) ->
     assert "later/y" in [e.name for e in deep.get_new_events()]
     deep.stop()
     flat.stop()
+
+
+def test_there_is_an_end_to_watchers(shared: Sandbox, folder: str) -> None:
+    handles = [shared.files.watch_dir(folder) for _ in range(16)]
+    with pytest.raises(RateLimitException, match="16 watchers"):
+        shared.files.watch_dir(folder)
+    for handle in handles:
+        handle.stop()
+    shared.files.watch_dir(folder).stop()
 
 
 def test_only_folders_can_be_watched(shared: Sandbox, folder: str) -> None:

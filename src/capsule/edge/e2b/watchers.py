@@ -31,7 +31,7 @@ from capsule.service.tasks import Tasks
 
 PATH = "/filesystem.Filesystem/"
 PING: dict[str, Any] = {"keepalive": {}}
-MOST = 64  # watchers of a sandbox
+MOST = 16  # watchers of a sandbox: a kernel has 128 for all that one user has started
 KEPT = 10_000  # events of a watcher; the oldest go first
 KEPT_BYTES = 1024 * 1024  # of their names, about
 _PATIENCE = 10.0  # seconds for the agent to tell all that has happened
