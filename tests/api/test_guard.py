@@ -198,3 +198,24 @@ async def test_two_host_headers_are_refused() -> None:
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
         assert b" 400 " in await reader.readline()
         writer.close()
+
+
+async def answered(server: Running, request: bytes) -> bytes:
+    """All that comes, until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer
+
+
+async def test_what_follows_a_body_is_no_header() -> None:
+    head = b"POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    key = f"X-API-Key: {KEY}\r\n".encode()
+    body = b"\r\n2\r\n{}\r\n0\r\n"
+    async with serving(api_keys=(KEY,)) as server:
+        assert b" 401 " in (await answered(server, head + body + key + b"\r\n"))[:20]
+        assert server.service.sandboxes == {}
+        trailer = b"Host: evil.example\r\n\r\n"
+        assert b" 201 " in (await answered(server, head + key + body + trailer))[:20]

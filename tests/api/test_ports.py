@@ -228,6 +228,23 @@ async def test_a_request_of_two_lengths_is_refused(server: RealServer, app: str,
         assert peer.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
+def asked(server: RealServer, request: str) -> bytes:
+    """All that comes, until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer:
+        peer.sendall(request.encode())
+        return b"".join(iter(lambda: peer.recv(65536), b""))
+
+
+def test_trailers_lead_nowhere_and_are_not_shown(server: RealServer, app: str) -> None:
+    head = "POST / HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
+    body = "\r\n5\r\nhello\r\n0\r\n"
+    door = f"E2b-Sandbox-Id: {app}\r\nE2b-Sandbox-Port: 3000\r\n"
+    there = f"{head}Host: 3000-{app}.localhost\r\n{body}"
+    answer = asked(server, f"{there}X-Late: 1\r\nHost: localhost\r\n\r\n")
+    assert b'"size": 5' in answer and b"late" not in answer.lower()
+    assert b'"size"' not in asked(server, f"{head}Host: localhost\r\n{body}{door}\r\n")
+
+
 def test_there_is_no_tunnel(server: RealServer, app: str) -> None:
     request = f"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: 3000-{app}.localhost\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer:

@@ -93,6 +93,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(Joined(transport))  # type: ignore[arg-type]  # as one, in all it uses
         _keep_probing(transport)
         self._header_size = 0
+        self._in_headers = False
         self._headers_due = Timer(HEADER_PATIENCE, transport.close)
         self._write_due = Timer(WRITE_PATIENCE, transport.abort)
         self._headers_due.arm()
@@ -112,6 +113,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self.config.idle.remove(self)
         self._header_size = 0
+        self._in_headers = True
         self._headers_due.arm()
         super().on_message_begin()
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
@@ -122,9 +124,11 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_headers:  # trailers are none: a request is judged by what it begins with
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._in_headers = False
         self._headers_due.disarm()
         super().on_headers_complete()
 
