@@ -125,6 +125,17 @@ async def test_folders_are_made_listed_moved_and_removed(wire: Wire) -> None:
     assert gone.status_code == 404 and gone.json()["code"] == "not_found"
 
 
+async def test_a_folder_is_listed_whole_or_not_at_all(wire: Wire) -> None:
+    await wire.run("mkdir -p /workspace/d/many && cd /workspace/d/many && seq 20000 | xargs touch")
+    whole = await wire.ask(FILES + "ListDir", path="d/many", depth=1)
+    assert len(whole["entries"]) == 20_000
+    assert whole["entries"][0]["path"] == "/workspace/d/many/1"
+    refused = await wire.call(FILES + "ListDir", {"path": "d", "depth": 1000})
+    assert refused.status_code == 400 and refused.json()["code"] == "invalid_argument"
+    said = "more than 20000 entries, limit 20000; list a smaller folder, or with a smaller depth"
+    assert refused.json()["message"] == said
+
+
 async def test_an_entry_is_told_as_go_would(wire: Wire) -> None:
     await put(wire, "x", b"123")
     told = (await wire.ask(FILES + "Stat", path="~/x"))["entry"]

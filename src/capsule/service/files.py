@@ -126,6 +126,10 @@ class Files:
                 path, recursive=recursive, depth=depth, limit=limit, detail=detail
             )
 
+    async def make_room(self, size: int) -> None:
+        """For what the caller is about to hold of an answer: see `service.room`."""
+        await self._room.take(size)
+
     async def stat(
         self, path: str, *, follow: bool = False, detail: Detail | None = None
     ) -> FileStat:

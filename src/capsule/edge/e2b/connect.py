@@ -30,8 +30,8 @@ CODES = {
     "conflict": "already_exists",
     "wrong_state": "failed_precondition",
     "capacity": "resource_exhausted",
-    "no_space": "resource_exhausted",
-    "too_large": "resource_exhausted",
+    "no_space": "failed_precondition",  # not "try again later", as the SDKs read the one above
+    "too_large": "invalid_argument",
     "unsupported": "unimplemented",
     "unavailable": "unavailable",
     "internal": "internal",
@@ -92,7 +92,7 @@ async def envelopes(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             size = int.from_bytes(kept[1:5], "big")
             if size > MAX_ENVELOPE:
                 raise RpcError(
-                    "resource_exhausted",
+                    "invalid_argument",
                     f"a message of {size} bytes, at most {MAX_ENVELOPE}: send it in parts",
                 )
             if len(kept) < 5 + size:

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from capsule.edge.e2b.connect import RpcError
 from capsule.edge.e2b.entries import DETAIL, entry
 from capsule.edge.e2b.guests import Guest
+from capsule.edge.e2b.listing import encoded, listed
 from capsule.edge.e2b.rpc import Call, unary
 from capsule.errors import ConflictError, NotFoundError
 from capsule.service import Service
 
 PATH = "/filesystem.Filesystem/"
-MAX_DEPTH = 128
 
 
 class At(msgspec.Struct):
@@ -66,12 +66,10 @@ class Filesystem:
         return await self._entry(guest, target)
 
     async def list_dir(self, guest: Guest, asked: ListDir, request: Request) -> Any:
-        path, depth = guest.path(asked.path), min(asked.depth or 1, MAX_DEPTH)
-        files = self._service.files(guest.id)
-        listing = await files.list(path, recursive=depth > 1, depth=depth, detail=DETAIL)
-        # As Go walks: a folder, then what is in it.
-        found = sorted(listing.entries, key=lambda each: each.path.split("/"))
-        return {"entries": [entry(each, posixpath.join(path, each.path)) for each in found]}
+        path, files = guest.path(asked.path), self._service.files(guest.id)
+        found = await listed(files, path, depth=asked.depth or 1, detail=DETAIL)
+        told = await encoded(found, lambda each: entry(each, posixpath.join(path, each.path)))
+        return {"entries": told}
 
     async def _entry(self, guest: Guest, path: str) -> Any:
         found = await self._service.files(guest.id).stat(path, detail=DETAIL)

@@ -36,6 +36,7 @@ from capsule.errors import (
     GoneError,
     InvalidError,
     NotFoundError,
+    TooLargeError,
     WrongStateError,
 )
 from capsule.link.exec_stream import Output
@@ -174,6 +175,11 @@ class Processes:
             if error.details.get("stage") == "chdir":
                 raise RpcError("invalid_argument", f"cwd '{cwd}' does not exist") from None
             raise RpcError("invalid_argument", error.message) from None
+        except TooLargeError as error:
+            more = (
+                ": write it to a file, and run that" if error.details.get("field") == "cmd" else ""
+            )
+            raise RpcError("invalid_argument", error.message + more) from None
         told: dict[str, Any] = {"cmd": config.cmd, "args": args, "envs": envs}
         if config.cwd:
             told["cwd"] = config.cwd

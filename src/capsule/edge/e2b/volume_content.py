@@ -27,6 +27,7 @@ from capsule.edge.e2b.access import Access, same
 from capsule.edge.e2b.control_shapes import Body
 from capsule.edge.e2b.control_views import View
 from capsule.edge.e2b.doors import Place
+from capsule.edge.e2b.listing import encoded, listed
 from capsule.edge.errors import (
     encode,
     http_headers,
@@ -48,7 +49,6 @@ from capsule.service.values import Volume
 PREFIX = "/volumecontent/"
 ROUTE = Place("volumecontent")
 OWNER = 1000
-MAX_DEPTH = 128
 _TYPES = {"file": "file", "dir": "directory", "symlink": "symlink"}
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
@@ -210,14 +210,12 @@ async def remove(at: Visitor) -> Response:
 
 
 async def list_dir(at: Visitor) -> Response:
-    depth = min(at.number("depth", 2**32 - 1) or 1, MAX_DEPTH)
+    depth = at.number("depth", 2**32 - 1) or 1
     there = await at.files.stat(at.place, follow=True)
     if there.type != "dir":
         raise invalid_field("path", f"{at.path!r} is no folder")
-    listing = await at.files.list(at.place, recursive=depth > 1)
-    found = [each for each in listing.entries if each.path.count("/") < depth]
-    found.sort(key=lambda each: each.path.split("/"))
-    return reply([entry(each, posixpath.join(at.path, each.path)) for each in found])
+    found = await listed(at.files, at.place, depth=depth)
+    return reply(await encoded(found, lambda each: entry(each, posixpath.join(at.path, each.path))))
 
 
 async def make_dir(at: Visitor) -> Response:
