@@ -219,3 +219,21 @@ async def test_what_follows_a_body_is_no_header() -> None:
         assert server.service.sandboxes == {}
         trailer = b"Host: evil.example\r\n\r\n"
         assert b" 201 " in (await answered(server, head + key + body + trailer))[:20]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 5\r\n\r\nhello",
+        b"Content-Length: 5\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"X-Long: " + b"x" * 20_000 + b"\r\n\r\n",
+    ],
+)
+async def test_a_socket_that_cannot_begin_is_refused_at_once(rest: bytes) -> None:
+    head = (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    )
+    head += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+    async with serving(api_keys=(KEY,)) as server:
+        assert (await answered(server, head + rest)).startswith(b"HTTP/1.1 400 ")

@@ -197,12 +197,16 @@ async def test_the_end_of_an_answer_cannot_be_made_up(web: httpx.AsyncClient) ->
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX : y\r\n\r\n",
+        b"HTTP/1.1 000 None\r\n\r\n",
+        b"HTTP/1.1 600 Beyond\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 999 Beyond\r\nContent-Length: 0\r\n\r\n",
     ],
 )
 async def test_what_is_no_answer_is_a_502(web: httpx.AsyncClient, wire: bytes) -> None:
     answer = await web.get(f"/raw?{wire.hex()}")
     assert answer.status_code == 502
-    assert answer.json()["message"].startswith("The program in the sandbox")
+    said = "gave no answer of HTTP" if wire else "closed the connection without an answer"
+    assert answer.json()["message"].startswith(f"The program in the sandbox {said}")
 
 
 async def test_a_length_beside_chunks_is_dropped(web: httpx.AsyncClient) -> None:
@@ -243,6 +247,16 @@ def test_trailers_lead_nowhere_and_are_not_shown(server: RealServer, app: str) -
     answer = asked(server, f"{there}X-Late: 1\r\nHost: localhost\r\n\r\n")
     assert b'"size": 5' in answer and b"late" not in answer.lower()
     assert b'"size"' not in asked(server, f"{head}Host: localhost\r\n{body}{door}\r\n")
+
+
+@pytest.mark.parametrize(
+    "rest", ["Content-Length: 5\r\n\r\nhello", "Content-Length: 5\r\n\r\n", "\r\n"]
+)
+def test_a_socket_begins_with_a_get_alone(server: RealServer, app: str, rest: str) -> None:
+    head = f"POST / HTTP/1.1\r\nHost: 3000-{app}.localhost\r\nConnection: Upgrade\r\n"
+    head += "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    head += "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+    assert asked(server, head + rest).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
 
 
 def test_there_is_no_tunnel(server: RealServer, app: str) -> None:

@@ -130,7 +130,15 @@ class HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._headers_due.disarm()
+        if self.parser.should_upgrade() and self._should_upgrade() and self._has_body():
+            raise ValueError("a WebSocket begins without a body")  # answered with a 400
         super().on_headers_complete()
+
+    def _has_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0"))
+            for name, value in self.headers
+        )
 
     def _count(self, size: int) -> None:
         self._header_size += size
@@ -146,18 +154,29 @@ class HttpConnection(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        body = http_body(InvalidError("not a valid HTTP request, or its headers are too long"))
-        head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        )
-        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        self.transport.close()
+        _refuse(self.transport, "not a valid HTTP request, or its headers are too long")
+
+
+def _refuse(transport: asyncio.Transport, problem: str) -> None:
+    body = http_body(InvalidError(problem))
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    transport.close()
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._write_due = Timer(WRITE_PATIENCE, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # uvicorn waits for a request that will never come.
+        if not self.handshake_initiated and self.conn.handshake_exc is not None:
+            self.handshake_initiated = self.handshake_complete = self.close_sent = True
+            _refuse(
+                self.transport, "not a valid request for a WebSocket, or its headers are too long"
+            )
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
