@@ -25,11 +25,13 @@ from capsule.errors import UnavailableError
 from capsule.link.stream import ByteStream
 
 MAX_HEAD = 64 * 1024
+MAX_STATUS = 599
 ANSWER_PATIENCE = 300.0  # seconds until the answer begins
 PIECE_PATIENCE = 3600.0  # seconds between two pieces of it; server-sent events may take their time
 TAKE_PATIENCE = 600.0  # seconds in which the program takes a piece of the request
 
 EVENTS = b"text/event-stream"
+CLOSED = "closed the connection without an answer"
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -132,13 +134,17 @@ class Exchange:
         try:
             while not isinstance(event := await self._next(ANSWER_PATIENCE), h11.Response):
                 if not isinstance(event, h11.InformationalResponse):
-                    raise pages.no_answer("closed the connection without an answer")
+                    raise pages.no_answer(CLOSED)
         except h11.RemoteProtocolError as error:
+            if self._http.trailing_data == (b"", True):
+                raise pages.no_answer(CLOSED) from None
             raise pages.no_answer(f"gave no answer of HTTP: {error}") from None
         except UnavailableError:
-            raise pages.no_answer("closed the connection without an answer") from None
+            raise pages.no_answer(CLOSED) from None
         except TimeoutError:
             raise pages.silent(ANSWER_PATIENCE) from None
+        if event.status_code > MAX_STATUS:
+            raise pages.no_answer(f"gave no answer of HTTP: status {event.status_code}")
         return event
 
     async def _next(self, patience: float) -> Any:

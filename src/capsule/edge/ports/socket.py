@@ -21,7 +21,7 @@ from websockets.uri import WebSocketURI
 
 from capsule.edge.ports import pages
 from capsule.edge.ports.headers import outwards
-from capsule.edge.ports.http import ANSWER_PATIENCE, TAKE_PATIENCE, Headers
+from capsule.edge.ports.http import ANSWER_PATIENCE, CLOSED, TAKE_PATIENCE, Headers
 from capsule.edge.sockets import FAULT, RESTART, RESTART_REASON, Left, Socket, race
 from capsule.errors import UnavailableError
 from capsule.link.stream import ByteStream
@@ -92,7 +92,7 @@ class Peer:
                         raise pages.no_answer(f"speaks no WebSocket: {self._talk.handshake_exc}")
                     await self._take()
         except UnavailableError:
-            raise pages.no_answer("closed the connection without an answer") from None
+            raise pages.no_answer(CLOSED) from None
         except TimeoutError:
             raise pages.silent(ANSWER_PATIENCE) from None
 
