@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,17 @@ pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 KEY = "e2b_0123456789abcdef0123456789abcdef01234567"
 
 
+ROOMY = "roomy"  # a template as `base`, where an agent and a fork bomb share more than half a core
+
+
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[RealServer]:
-    with real_server(API_KEYS=KEY) as running:
-        yield running
+    base = (files("capsule") / "templates" / "base.yaml").read_text()
+    roomy = base.replace("name: base", f"name: {ROOMY}").replace("cpus: 0.5", "cpus: 2")
+    with folder() as templates:
+        (templates / f"{ROOMY}.yaml").write_text(roomy)
+        with real_server(API_KEYS=KEY, TEMPLATES_DIR=str(templates)) as running:
+            yield running
 
 
 @pytest.fixture(name="template")
@@ -56,6 +64,7 @@ def provider_of(cloud: RealServer, where: Path, agent: Path, timeout: int = 900)
         api_key=KEY,
         api_url=cloud.url,
         sandbox_url=cloud.url,
+        template=ROOMY,
         timeout=timeout,
     )
     return E2bProvider(settings)
