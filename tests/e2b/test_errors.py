@@ -65,6 +65,20 @@ async def test_our_own_paths_keep_theirs(http: httpx.AsyncClient) -> None:
     assert set((await http.get("/v1/sandboxes/nobody")).json()) == {"error"}
 
 
+@pytest.mark.parametrize("path", ["/etc", "/sandboxes/../../etc", "/v1/sandboxes/nobody", "/"])
+async def test_an_sdk_is_answered_in_its_shape_anywhere(
+    http: httpx.AsyncClient, strict: RealServer, path: str
+) -> None:
+    agent = {"user-agent": "e2b-python-sdk/2.63.0"}
+    body = (await http.delete(strict.url + path, headers=agent)).json()
+    assert set(body) == {"code", "message"} and body["code"] in (404, 405)
+
+
+def test_an_id_that_is_a_path_is_no_sandbox(strict: RealServer) -> None:
+    client = E2B(**parameters(strict, KEY), retries=0)  # type: ignore[arg-type]
+    assert client.Sandbox.kill("../../etc") is False
+
+
 async def test_a_request_without_a_key_is_refused(strict: RealServer) -> None:
     async with httpx.AsyncClient(base_url=strict.url) as stranger:
         answer = await stranger.get("/v2/sandboxes")

@@ -2,8 +2,8 @@
 
 Over HTTP it is `{"error": {"code", "message", "hint"?, "details"?}}` with the status of its
 class, over JSON-RPC the same object is `error.data`, with the class's number as `error.code`. At
-the paths of E2B's API it is `{"code": status, "message"}`, as its SDKs read it. An exception nobody
-meant to raise is logged with an id, and the client learns only that id.
+the paths of E2B's API, and for its SDKs anywhere, it is `{"code": status, "message"}`, as they read
+it. An exception nobody meant to raise is logged with an id, and the client learns only that id.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ def is_e2b(scope: Scope) -> bool:
     """Is the client one of E2B's?"""
     if _E2B.match(scope["path"]) is not None:
         return True
-    return any(name == b"e2b-sandbox-id" for name, _ in scope["headers"])
+    return any(
+        name == b"e2b-sandbox-id" or (name == b"user-agent" and value.startswith(b"e2b-"))
+        for name, value in scope["headers"]
+    )
 
 
 def status_of(error: CapsuleError, *, e2b: bool = False) -> int:

@@ -35,15 +35,14 @@ Described = set[Any]  # the types whose schemas the document needs
 class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        e2b = is_e2b({"path": self.path, "headers": ()})
 
         async def answer(request: Request) -> Response:
             try:
                 return await handle(request)
             except RequestValidationError as error:
-                return failure(_of_fastapi(error), e2b=e2b)
+                return failure(_of_fastapi(error), e2b=is_e2b(request.scope))
             except Exception as error:  # the edge: whatever it is becomes an answer
-                return failure(understand(error), e2b=e2b)
+                return failure(understand(error), e2b=is_e2b(request.scope))
 
         return answer
 
