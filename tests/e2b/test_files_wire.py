@@ -219,6 +219,15 @@ async def test_nobody_is_at_home_while_it_is_paused(wire: Wire, api: Api) -> Non
     assert (await get(wire, "x")).content == b"1"
 
 
+async def test_a_form_without_a_boundary_is_told_how_to_be_sent(wire: Wire) -> None:
+    answer = await put(wire, "x", b"1", **{"content-type": "multipart/form-data"})
+    assert answer.status_code == 415
+    assert answer.json()["message"] == (
+        "content-type: multipart/form-data without a boundary; "
+        "with curl: -F file=@NAME; or send the content itself as application/octet-stream"
+    )
+
+
 async def test_gzip_that_is_none_is_refused(wire: Wire) -> None:
     for body in (b"not gzip at all", gzip.compress(b"x" * 1000)[:-10]):
         answer = await put(wire, "x", body, **{"content-encoding": "gzip"})

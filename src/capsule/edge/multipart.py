@@ -1,6 +1,6 @@
 """Forms as `curl -F` and browsers send them, read while they come: no part is kept as a whole.
 
-async for part in parts(request):
+async for part in parts(request, hint="with curl: -F file=@NAME"):
     text = await part.text(limit=100)      # or
     async for piece in part: ...           # what is left unread is skipped
 """
@@ -66,9 +66,10 @@ class Part:
             raise invalid_field(self.name, "not UTF-8") from None
 
 
-async def parts(request: Request) -> AsyncIterator[Part]:
-    """Raises HttpError (not a form), InvalidError (broken, or cut short), TooLargeError."""
-    form = _Form(chunks(request.receive), _boundary(request))
+async def parts(request: Request, *, hint: str) -> AsyncIterator[Part]:
+    """`hint`: how such a form is sent. Raises HttpError (not a form), InvalidError (broken, or cut
+    short), TooLargeError."""
+    form = _Form(chunks(request.receive), _boundary(request, hint))
     count = 0
     while (event := await form.next(at_end=True)) is not None:
         if not isinstance(event, _Begin):
@@ -79,15 +80,13 @@ async def parts(request: Request) -> AsyncIterator[Part]:
         yield Part(event, form)
 
 
-def _boundary(request: Request) -> bytes:
+def _boundary(request: Request, hint: str) -> bytes:
     kind, options = parse_options_header(request.headers.get("content-type"))
-    if kind != MEDIA_TYPE.encode() or not options.get(b"boundary"):
-        raise HttpError(
-            415,
-            "invalid",
-            f"content-type: {kind[:60].decode('latin-1') or 'missing'}, must be {MEDIA_TYPE}",
-            hint="with curl: -F session_id=ID -F file=@NAME",
-        )
+    sent = kind[:60].decode("latin-1") or "missing"
+    if kind != MEDIA_TYPE.encode():
+        raise HttpError(415, "invalid", f"content-type: {sent}, must be {MEDIA_TYPE}", hint=hint)
+    if not options.get(b"boundary"):
+        raise HttpError(415, "invalid", f"content-type: {sent} without a boundary", hint=hint)
     return options[b"boundary"]
 
 

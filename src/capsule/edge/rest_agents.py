@@ -19,6 +19,8 @@ from capsule.edge.multipart import MEDIA_TYPE, parts
 from capsule.edge.rest import IdempotencyKey
 from capsule.edge.routing import Described, Route, describe, reply
 
+FORM = "with curl: -F session_id=ID -F file=@NAME"
+
 
 def agent_routes(verbs: a.AgentVerbs, types: Described) -> APIRouter:
     router = APIRouter(route_class=Route, tags=["agents"])
@@ -45,7 +47,7 @@ def agent_routes(verbs: a.AgentVerbs, types: Described) -> APIRouter:
         more. A field `path` says where the file after it goes; by default under its own name.
         """
         lift(request, verbs.config.max_upload)
-        return reply(await verbs.upload(caller_of(request.scope), parts(request)))
+        return reply(await verbs.upload(caller_of(request.scope), parts(request, hint=FORM)))
 
     @router.post("/cleanup", **describe(types, body=a.OfSession, returns=a.CleanedView))
     async def cleanup(request: Request) -> Response:

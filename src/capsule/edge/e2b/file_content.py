@@ -27,6 +27,7 @@ from capsule.service.files import Files
 MODE = 0o644
 METADATA = "x-metadata-"
 OCTETS = "application/octet-stream"
+FORM = f"with curl: -F file=@NAME; or send the content itself as {OCTETS}"
 
 
 class FileContent:
@@ -93,7 +94,7 @@ class FileContent:
         """The path of a single file may be in the query; of several, each has its own."""
         written: list[dict[str, Any]] = []
         metadata = metadata_of(request)
-        async for part in multipart.parts(request):
+        async for part in multipart.parts(request, hint=FORM):
             if part.name != "file":
                 continue
             if named and written:
