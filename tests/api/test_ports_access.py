@@ -117,6 +117,29 @@ def test_a_key_of_ours_is_kept_from_public_programs_too(place: Place) -> None:
         assert not seen.keys() & {"x-api-key", "authorization"}
 
 
+def test_a_key_is_found_however_it_is_written(place: Place) -> None:
+    basic = base64.b64encode(f"user:{place.blue}".encode()).decode()
+    token = Access.open(place.server.base / "data").token(place.public)
+    for name, value in (
+        ("authorization", place.blue),
+        ("authorization", f"Bearer\t{place.blue}"),
+        ("authorization", f"Bearer  {ADMIN}"),
+        ("authorization", f"Token {place.blue}"),
+        ("authorization", f'Key id="1", secret="{place.blue}"'),
+        ("authorization", f"Basic {basic}"),
+        ("authorization", f"Bearer {token}"),
+        ("authorization", " ".join(map(str, range(1000)))),
+        ("x-api-key", f"the-apps, {place.blue}"),
+        ("x-api-key", f"Bearer {ADMIN}"),
+        ("x-access-token", place.red),
+    ):
+        headers = {**by_name(place.public), name: value}
+        assert name not in shown(place.http.get("/", headers=headers)), value
+    basic = base64.b64encode(b"user:password").decode()
+    for value in (f"Basic {basic}", 'Digest username="a", realm="b", nonce="c"', "x", "a, b"):
+        assert shown(place.get(place.public, authorization=value))["authorization"] == value
+
+
 def test_a_token_opens_one_sandbox_and_is_not_shown(place: Place) -> None:
     access = Access.open(place.server.base / "data")
     token, other = access.traffic_token(place.private), access.traffic_token(place.public)

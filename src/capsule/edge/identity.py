@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -32,6 +33,9 @@ CALLER = "capsule.caller"
 ADDRESS = "capsule.address"
 NOBODY = Caller(tenant="", scopes=frozenset(), key_id="")  # has nothing, and may do nothing
 _MAX_KEY = 8192  # a token may have a few thousand characters
+_WORDS = re.compile(r"[\s,]+")
+_PARTS = re.compile(r"[\s,;:=\"'<>()\[\]{}]+")
+_URL_SAFE = str.maketrans("+/", "-_")
 _HINT = "send the header 'Authorization: Bearer KEY'"
 
 
@@ -132,6 +136,19 @@ def presented(scope: Scope) -> Iterator[tuple[bytes, str]]:
         if name.startswith(KEY_PROTOCOL):
             text = name.removeprefix(KEY_PROTOCOL)[: 2 * _MAX_KEY]
             yield b"sec-websocket-protocol", _from_base64url(text)
+
+
+def words_of(value: bytes) -> frozenset[str]:
+    """What may be a key in a header's value, in whatever form somebody has put it there. It opens
+    nothing: it is for whoever must not show a key to others.
+    """
+    text = value.decode("utf-8", "surrogateescape").strip()
+    scheme, _, rest = text.replace("\t", " ").partition(" ")
+    found = {text, rest.strip(), *_WORDS.split(text), *_PARTS.split(text)}
+    found |= {word.partition("=")[2].strip("\"'") for word in found}
+    if scheme.lower() == "basic":
+        found.update(_from_base64url(rest.strip().translate(_URL_SAFE)).split(":"))
+    return frozenset(filter(None, found))
 
 
 def _all(scope: Scope, wanted: bytes) -> list[bytes]:

@@ -21,7 +21,7 @@ from capsule.edge.body import unhurried
 from capsule.edge.drain import Gate
 from capsule.edge.e2b.doors import Door
 from capsule.edge.errors import Answer, understand
-from capsule.edge.identity import ADDRESS, KEY_PROTOCOL, Identity, presented
+from capsule.edge.identity import ADDRESS, KEY_PROTOCOL, Identity, presented, words_of
 from capsule.edge.ports import http, pages, socket
 from capsule.edge.ports.headers import Origin, framing, inwards
 from capsule.edge.sockets import Left
@@ -35,6 +35,9 @@ TOKEN = b"e2b-traffic-access-token"
 # In the scope, from our server:
 ABORT = "capsule.abort"  # cuts the connection, as nothing else tells that this is not the end
 TAKE_MESSAGES = "capsule.take_messages"  # of a WebSocket, so long ones; ours are shorter
+
+_WITH_KEYS = frozenset({b"authorization", b"x-api-key", b"x-access-token"})
+_MAX_WORDS = 256  # in one header
 
 
 class Tokens(Protocol):
@@ -101,9 +104,21 @@ class Ports:
                 callers.append(caller)
                 secret.add(name)
         for name, value in scope["headers"]:
-            if self._tokens.is_one(id, value.decode("latin-1")):
+            if self._tokens.is_one(id, value.decode("latin-1").strip()):
+                secret.add(name)
+            elif name in _WITH_KEYS and name not in secret and await self._holds_one(id, value):
                 secret.add(name)
         return Shown(callers, frozenset(secret))
+
+    async def _holds_one(self, id: str, value: bytes) -> bool:
+        """Whether a key of ours, or a token of the sandbox, stands in there in any form."""
+        words = words_of(value)
+        if len(words) > _MAX_WORDS:
+            return True  # that is more than we look at
+        for word in words:
+            if self._tokens.is_one(id, word) or await self._identity.holder(word) is not None:
+                return True
+        return False
 
     async def admit(self, id: str, scope: Scope) -> Sandbox:
         """Raises PortError where a request may not come to a port of the sandbox."""
@@ -158,8 +173,6 @@ async def _carry_request(
     headers: list[tuple[bytes, bytes]],
     closing: asyncio.Event,
 ) -> None:
-    if scope["method"] == "CONNECT":
-        raise pages.bad_request("CONNECT is for proxies, which this is none of")
     unhurried(Request(scope))
     if scope["method"] == "CONNECT":
         raise pages.bad_request("CONNECT is for proxies, and a program in a sandbox is none")
