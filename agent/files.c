@@ -126,15 +126,33 @@ static bool make_parents(char *path) {
     return true;
 }
 
+/* A file that was written in place and did not become whole: `made` is its path if it is new. No half of it stays, unless
+ * somebody else has written it meanwhile. */
+struct rewritten { const char *made; struct stat last; };
+
+static void note_written(struct rewritten *w, int fd) {
+    if (w && fstat(fd, &w->last)) w->last.st_size = -1;
+}
+
+static void forget_file(int fd, const char *temporary, const struct rewritten *w) {
+    struct stat st, at;
+    if (temporary) unlink(temporary);
+    if (!w || fstat(fd, &st) || st.st_size != w->last.st_size) return;
+    if (st.st_mtim.tv_sec != w->last.st_mtim.tv_sec || st.st_mtim.tv_nsec != w->last.st_mtim.tv_nsec) return;
+    if (!w->made) (void)!ftruncate(fd, 0);
+    else if (!lstat(w->made, &at) && at.st_dev == st.st_dev && at.st_ino == st.st_ino) unlink(w->made);
+}
+
 /* Copies DATA frames to fd until EOF. A client that leaves before EOF leaves no file. */
-static void receive_file(int fd, const char *temporary) {
+static void receive_file(int fd, const char *temporary, struct rewritten *w) {
     struct header h;
+    note_written(w, fd);
     for (;;) {
         unsigned char raw[HEADER_SIZE];
         bool ok = read_full(conn, raw, sizeof raw);
         if (ok) header_unpack(&h, raw);
         if (!ok || h.length > MAX_PAYLOAD || (h.type != F_DATA && h.type != F_EOF)) {
-            if (temporary) unlink(temporary);
+            forget_file(fd, temporary, w);
             if (!ok) _exit(0);
             refuse_as("protocol", "write", "expected data");
         }
@@ -142,7 +160,7 @@ static void receive_file(int fd, const char *temporary) {
         for (uint32_t left = h.length; left;) {
             ssize_t n = RETRY(read(conn, chunk, left < CHUNK ? left : CHUNK));
             if (n <= 0) {
-                if (temporary) unlink(temporary);
+                forget_file(fd, temporary, w);
                 _exit(0);
             }
             left -= (uint32_t)n;
@@ -150,11 +168,13 @@ static void receive_file(int fd, const char *temporary) {
                 ssize_t put = RETRY(write(fd, chunk + at, (size_t)(n - at)));
                 if (put < 0) {
                     int err = errno;
-                    if (temporary) unlink(temporary);
+                    note_written(w, fd);
+                    forget_file(fd, temporary, w);
                     refuse(err, "write");
                 }
                 at += put;
             }
+            note_written(w, fd);
         }
     }
 }
@@ -173,7 +193,7 @@ static void append_file(const struct json *r, const char *path, mode_t mode) {
     int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | exclusive | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
     if (fstat(fd, &st) || !is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
-    receive_file(fd, NULL);
+    receive_file(fd, NULL, NULL);
     give_attributes(fd, r, NULL);
     close(fd); /* before the answer: nobody can execute a file that is open for writing */
     reply_stat(path, json_str(r, "path"), true);
@@ -182,12 +202,14 @@ static void append_file(const struct json *r, const char *path, mode_t mode) {
 /* The same file with other content, as `>` of a shell does it: whoever watches it, or has another name for it, sees that. */
 static void rewrite_file(const struct json *r, const char *path, mode_t mode) {
     struct stat st;
-    int fd = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
+    int flags = O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, fd = open(path, flags | O_EXCL, mode);
+    struct rewritten w = {.made = fd < 0 ? NULL : path};
+    if (fd < 0 && errno == EEXIST) fd = open(path, flags, mode);
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
     if (fstat(fd, &st) || !is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
     if (st.st_size && ftruncate(fd, 0)) refuse(errno, "truncate");
     if (fchown(fd, geteuid(), getegid())) {} /* may be somebody else's, who lets us write */
-    receive_file(fd, NULL);
+    receive_file(fd, NULL, &w);
     give_attributes(fd, r, NULL);
     close(fd); /* before the answer: nobody can execute a file that is open for writing */
     reply_stat(path, json_str(r, "path"), true);
@@ -234,7 +256,7 @@ static void op_write(const struct json *r) {
     unlink(temporary);
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) refuse(errno, "open");
-    receive_file(fd, temporary);
+    receive_file(fd, temporary, NULL);
     give_attributes(fd, r, temporary);
     bool exclusive = json_bool(r, "exclusive", false);
     if (fchmod(fd, mode) || (exclusive ? link(temporary, path) || unlink(temporary) : rename(temporary, path))) {

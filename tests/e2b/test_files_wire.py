@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import hashlib
 import time
 import timeit
+from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 import httpx
@@ -15,6 +17,7 @@ import pytest
 from capsule.edge.e2b.access import Access, Link
 from tests.api.client import Api
 from tests.e2b.wire import Wire
+from tests.support import eventually
 
 pytestmark = pytest.mark.real
 
@@ -217,6 +220,45 @@ async def test_nobody_is_at_home_while_it_is_paused(wire: Wire, api: Api) -> Non
         assert answer.status_code == 502 and "was not found" in answer.json()["message"]
     await api.rpc("resume", id=wire.id)
     assert (await get(wire, "x")).content == b"1"
+
+
+async def cut(wire: Wire, path: str, size: int) -> None:
+    """An upload whose client leaves in the middle, when some of it is in the file."""
+    begun = asyncio.Event()
+
+    async def half() -> AsyncIterator[bytes]:
+        yield bytes(size)
+        await eventually(lambda: has_some(wire, path), what="begun")
+        begun.set()
+        await asyncio.Event().wait()
+
+    headers = {**wire.headers, "content-type": "application/octet-stream"}
+    sent = wire.http.post("/files", params={"path": path}, content=half(), headers=headers)
+    upload = asyncio.create_task(sent)
+    await asyncio.wait_for(begun.wait(), 15)
+    upload.cancel()
+    await asyncio.wait({upload})
+
+
+async def has_some(wire: Wire, path: str) -> bool:
+    return await size_of(wire, path) not in (None, 0, 3)
+
+
+async def size_of(wire: Wire, path: str) -> int | None:
+    found = await wire.call(FILES + "Stat", {"path": path})
+    return int(found.json()["entry"]["size"]) if found.status_code == 200 else None
+
+
+async def test_an_upload_that_is_cut_leaves_no_half(wire: Wire) -> None:
+    await cut(wire, "new", 1_000_000)
+    await eventually(lambda: is_now(wire, "new", None), what="gone")
+    await put(wire, "old", b"old")
+    await cut(wire, "old", 1_000_000)
+    await eventually(lambda: is_now(wire, "old", 0), what="empty")
+
+
+async def is_now(wire: Wire, path: str, size: int | None) -> bool:
+    return await size_of(wire, path) == size
 
 
 async def test_a_form_without_a_boundary_is_told_how_to_be_sent(wire: Wire) -> None:
