@@ -309,6 +309,23 @@ async def test_what_is_no_port_is_refused(api: Api, app: str, port: int) -> None
         assert (await api.http.get("/", headers=way(app, port))).status_code == 400
 
 
+@pytest.mark.parametrize("port", ["0003000", "049983", "-1", "3000x", "3000, 49983"])
+async def test_a_port_in_a_header_is_a_number(api: Api, app: str, port: str) -> None:
+    answer = await api.http.get("/", headers={**by_header(app), "e2b-sandbox-port": port})
+    assert answer.status_code == 400
+    assert "allowed: 1 to 65535" in answer.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x.3000-{}", "3000-{}-x", "000003000-{}", "03000-{}", "049983-{}", "a3000-{}", "3000-{}.x"],
+)
+async def test_a_name_near_that_of_a_port_is_nobodys(api: Api, app: str, name: str) -> None:
+    for path in ("/", "/health", "/v1/sandboxes"):
+        answer = await api.http.get(path, headers={"host": name.format(app) + ".localhost:8080"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+
+
 @pytest.mark.parametrize("id", ["abcdefghijklmnop", "x", "ABCDEFGHIJKLMNOP"])
 async def test_an_unknown_sandbox_is_not_found(api: Api, id: str) -> None:
     for way in (by_name, by_header):

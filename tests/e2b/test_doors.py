@@ -16,11 +16,12 @@ pytestmark = pytest.mark.real
         ({"host": "localhost:8080"}, None),
         ({"host": "localhost", "e2b-sandbox-id": "abc"}, None),
         ({"host": "x", "e2b-sandbox-id": "abc", "e2b-sandbox-port": "49983"}, Door("abc", 49983)),
-        ({"host": "x", "e2b-sandbox-id": "abc", "e2b-sandbox-port": "-1"}, None),
+        ({"host": "x", "e2b-sandbox-port": "49983"}, None),
         ({"host": "3000-abc.localhost:8080"}, Door("abc", 3000, by_name=True)),
         ({"host": "3000-ABC.localhost"}, Door("abc", 3000, by_name=True)),
         ({"host": "a3000-abc.localhost"}, None),
         ({"host": "3000-abc"}, None),
+        ({"host": "03000-abc.localhost"}, None),
     ],
 )
 def test_the_door_is_in_the_headers_or_the_host(

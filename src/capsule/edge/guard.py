@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from capsule.config import Config, is_loopback
 from capsule.edge.addresses import Addresses
 from capsule.edge.body import Meter, finishing
-from capsule.edge.e2b.doors import DOOR, domains_of, door_in, door_of
+from capsule.edge.e2b.doors import DOOR, domains_of, door_in, door_of, near_door
 from capsule.edge.errors import send_error
 from capsule.edge.identity import ADDRESS, CALLER, NOBODY, Identity
 from capsule.edge.rates import CHARGE, Rates, Told, TooOftenError
@@ -110,13 +110,15 @@ class HostRule:
 
     def __call__(self, host: str) -> bool:
         name = _without_port(host)
-        if "*" in self._names or name in self._names or host in self._names:
+        if name in self._names or host in self._names or door_in(name, self._domains):
+            return True
+        if near_door(name):
+            return False
+        if "*" in self._names:
             return True
         if name == "localhost" or name.endswith(".localhost"):
             return True
         if self._domain and (name == self._domain or name.endswith(f".{self._domain}")):
-            return True
-        if door_in(name, self._domains):
             return True
         try:
             address = ipaddress.ip_address(name.strip("[]"))

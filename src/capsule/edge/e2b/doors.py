@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from capsule.config import Config
+from capsule.errors import InvalidError
 
 DOOR = "capsule.door"  # in the scope
 ENVD = 49983
@@ -22,7 +23,9 @@ INTERPRETER = 49999
 
 _ID = b"e2b-sandbox-id"
 _PORT = b"e2b-sandbox-port"
-_HOST = re.compile(rb"([0-9]{1,5})-([a-z0-9]{1,64})\.", re.IGNORECASE)
+_HOST = re.compile(rb"(0|[1-9][0-9]{0,4})-([a-z0-9]{1,64})\.", re.IGNORECASE)
+_NEAR = re.compile(r"[0-9]-[a-z2-7]{16}(?![a-z0-9])", re.IGNORECASE)
+_DIGITS = re.compile(rb"[0-9]{1,5}")
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]{1,64}")  # what may be an id
 
 
@@ -91,9 +94,16 @@ def door_in(host: str, domains: frozenset[str] | None) -> bool:
     return door_of(scope, domains) is not None
 
 
+def near_door(host: str) -> bool:
+    """Whether a sandbox and a port stand somewhere in the name. Where that is no door, it is not
+    the server's name either: whoever uses it means a program.
+    """
+    return _NEAR.search(host) is not None
+
+
 def door_of(scope: Scope, domains: frozenset[str] | None = None) -> Door | None:
     """None: the request is for the server itself. Below `domains` sandboxes have names; None: below
-    any.
+    any. Raises InvalidError.
     """
     id = port = host = b""
     for name, value in scope["headers"]:
@@ -107,6 +117,11 @@ def door_of(scope: Scope, domains: frozenset[str] | None = None) -> Door | None:
         below = host[found.end() :].partition(b":")[0].decode("latin-1").lower()
         if domains is None or below in domains:
             return Door(found[2].decode().lower(), int(found[1]), by_name=True)
-    if _PLAIN.fullmatch(id) and port.isdigit():
-        return Door(id.decode("latin-1"), int(port[:6]))
-    return None
+    if not (port and _PLAIN.fullmatch(id)):
+        return None
+    if not _DIGITS.fullmatch(port):
+        told = port[:40].decode("latin-1")
+        raise InvalidError(
+            f"E2b-Sandbox-Port: {told!r} is no port, allowed: 1 to 65535", field="E2b-Sandbox-Port"
+        )
+    return Door(id.decode("latin-1"), int(port))
