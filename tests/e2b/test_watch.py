@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import AsyncExitStack
 
 import pytest
 from e2b import (
@@ -16,11 +17,13 @@ from e2b import (
     SandboxException,
 )
 
-from tests.support import wait_for
+from tests.e2b.wire import Wire
+from tests.support import eventually, wait_for
 
 pytestmark = pytest.mark.real
 
 Kind = FilesystemEventType
+WATCH = "/filesystem.Filesystem/WatchDir"
 
 
 @pytest.fixture
@@ -82,6 +85,25 @@ def test_there_is_an_end_to_watchers(shared: Sandbox, folder: str) -> None:
     for handle in handles:
         handle.stop()
     shared.files.watch_dir(folder).stop()
+
+
+async def can_watch(wire: Wire) -> bool:
+    async with wire.stream(WATCH, {"path": "/workspace"}) as watching:
+        return (await watching.next()).flags == 0
+
+
+async def test_there_is_an_end_to_streams_of_changes(wire: Wire) -> None:
+    async with AsyncExitStack() as stack:
+        held = []  # one that is not is closed
+        for _ in range(25):
+            watching = wire.stream(WATCH, {"path": "/workspace"})
+            held.append(await stack.enter_async_context(watching))
+            first = await held[-1].next()
+    await eventually(lambda: can_watch(wire), what="to be watched again")
+    assert first.body["error"] == {
+        "code": "resource_exhausted",
+        "message": "the sandbox has 24 watchers: stop one",
+    }
 
 
 def test_only_folders_can_be_watched(shared: Sandbox, folder: str) -> None:

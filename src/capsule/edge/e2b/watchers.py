@@ -2,7 +2,8 @@
 on), for clients that can only ask.
 
 Each watcher of the second kind is a task of `Watchers`, which keeps what happened until somebody
-asks. It ends when it is removed, with its sandbox, or with the server.
+asks. It ends when it is removed, when nobody has asked for an hour, with its sandbox, or with the
+server.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import asyncio
 import contextlib
 import posixpath
 import secrets
-from collections import deque
-from collections.abc import AsyncGenerator
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -23,7 +25,7 @@ from capsule.edge.e2b.entries import DETAIL, entry
 from capsule.edge.e2b.envd import running
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.e2b.rpc import Call, Opened, streaming, unary
-from capsule.errors import CapsuleError
+from capsule.errors import CapacityError, CapsuleError
 from capsule.link.watch import Change, Watch
 from capsule.service import Service
 from capsule.service.files import Files
@@ -32,8 +34,11 @@ from capsule.service.tasks import Tasks
 PATH = "/filesystem.Filesystem/"
 PING: dict[str, Any] = {"keepalive": {}}
 MOST = 16  # watchers of a sandbox: a kernel has 128 for all that one user has started
+TOGETHER = 24  # with streams: the agent lets 32 be in a sandbox, and programs want some
 KEPT = 10_000  # events of a watcher; the oldest go first
 KEPT_BYTES = 1024 * 1024  # of their names, about
+UNASKED = 3600.0  # seconds after which a watcher is taken for forgotten
+FULL = "stop a watcher, or end a program that watches files"
 _PATIENCE = 10.0  # seconds for the agent to tell all that has happened
 
 _TYPES = {
@@ -67,6 +72,12 @@ class Kept:
         self.error: CapsuleError | None = None
         self.task: asyncio.Task[None] | None = None
         self._asked: deque[asyncio.Future[None]] = deque()
+        self._last = time.monotonic()
+
+    @property
+    def unasked(self) -> float:
+        """Seconds since somebody asked, or it was made."""
+        return time.monotonic() - self._last
 
     def put(self, event: dict[str, Any]) -> None:
         """As the kernel does: the same once more is nothing new."""
@@ -93,6 +104,7 @@ class Kept:
 
     async def take(self) -> list[dict[str, Any]]:
         """All that happened before it was asked for. Raises TimeoutError."""
+        self._last = time.monotonic()
         asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         async with asyncio.timeout(_PATIENCE):
@@ -117,6 +129,9 @@ class Watched:
         self._entries = entries
         self._stack = contextlib.AsyncExitStack()
         self.changes: Watch
+
+    def when_closed(self, call: Callable[[], None]) -> None:
+        self._stack.callback(call)
 
     async def open(self, *, recursive: bool) -> None:
         """Once returned, no change is missed."""
@@ -154,6 +169,7 @@ class Watchers:
         self._service = service
         self._closing = closing
         self._kept: dict[str, Kept] = {}
+        self._streams: Counter[str] = Counter()  # by sandbox
         self._tasks = Tasks()
 
     def calls(self) -> dict[tuple[str, str], Call]:
@@ -166,7 +182,13 @@ class Watchers:
         return {("POST", PATH + name): call for name, call in found.items()}
 
     async def watch_dir(self, guest: Guest, asked: WatchDir, request: Request) -> Opened:
-        watched = await self._watch(guest, asked)
+        watched = self._watched(guest, asked)
+        self._count_stream(guest.id, watched)
+        try:
+            await self._open(guest, asked, watched)
+        except BaseException:
+            await watched.aclose()
+            raise
 
         async def told() -> AsyncGenerator[bytes, None]:
             yield envelope({"start": {}})
@@ -177,8 +199,10 @@ class Watchers:
 
     async def create(self, guest: Guest, asked: WatchDir, request: Request) -> Any:
         self._sweep()
-        if sum(kept.id == guest.id for kept in self._kept.values()) >= MOST:
-            raise RpcError("resource_exhausted", f"the sandbox has {MOST} watchers: remove one")
+        asked_for = self._asked_for(guest.id)
+        if asked_for >= MOST or asked_for + self._streams[guest.id] >= TOGETHER:
+            count = asked_for + self._streams[guest.id]
+            raise RpcError("resource_exhausted", f"the sandbox has {count} watchers: remove one")
         kept, name = Kept(guest.id, self._watched(guest, asked)), "w" + secrets.token_hex(10)
         self._kept[name] = kept
         try:
@@ -193,7 +217,11 @@ class Watchers:
         work = asyncio.ensure_future(kept.run())
         over = asyncio.ensure_future(self._closing.wait())
         try:
-            await asyncio.wait({work, over}, return_when=asyncio.FIRST_COMPLETED)
+            while (left := UNASKED - kept.unasked) > 0 and not (work.done() or over.done()):
+                pending = {work, over}
+                await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if left <= 0:
+                self._kept.pop(name, None)
         finally:
             for task in (work, over):
                 task.cancel()
@@ -231,10 +259,21 @@ class Watchers:
             raise RpcError("not_found", f"watcher with id {asked.watcher_id[:100]} not found")
         return kept
 
-    async def _watch(self, guest: Guest, asked: WatchDir) -> Watched:
-        watched = self._watched(guest, asked)
-        await self._open(guest, asked, watched)
-        return watched
+    def _asked_for(self, id: str) -> int:
+        return sum(kept.id == id for kept in self._kept.values())
+
+    def _count_stream(self, id: str, watched: Watched) -> None:
+        """Until it is closed."""
+        if self._streams[id] + self._asked_for(id) >= TOGETHER:
+            raise RpcError("resource_exhausted", f"the sandbox has {TOGETHER} watchers: stop one")
+        self._streams[id] += 1
+
+        def closed() -> None:
+            self._streams[id] -= 1
+            if not self._streams[id]:
+                del self._streams[id]
+
+        watched.when_closed(closed)
 
     def _watched(self, guest: Guest, asked: WatchDir) -> Watched:
         files, path = self._service.files(guest.id), guest.path(asked.path)
@@ -244,7 +283,11 @@ class Watchers:
         path = guest.path(asked.path)
         if (await self._service.files(guest.id).stat(path, follow=True)).type != "dir":
             raise RpcError("invalid_argument", f"path {path} not a directory")
-        await watched.open(recursive=asked.recursive)
+        try:
+            await watched.open(recursive=asked.recursive)
+        except CapacityError:  # which speaks of processes
+            text = f"no more folders can be watched in this sandbox, {path}: {FULL}"
+            raise RpcError("resource_exhausted", text) from None
 
 
 def _size(event: dict[str, Any]) -> int:
