@@ -123,6 +123,10 @@ class Template:
     ttl: float = 600.0
     warm_context: str = ""  # the language whose interpreter runs in ready boxes; "": none does
     warm_imports: tuple[str, ...] = ()  # modules that it has loaded
+    # Run by sh in each new sandbox, before anybody else can use it:
+    prepare: str = ""  # to its end; not over a snapshot's files
+    start: str = ""  # and left running
+    ready: str = ""  # again and again, until it succeeds
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ def as_mapping(template: Template) -> dict[str, Any]:
             entry["carry"] = language.carry
     engine = {"image": template.image, "runtime": template.runtime}
     user = {"name": template.user.name, "home": template.user.home}
+    begun = {"prepare": template.prepare, "start": template.start, "ready": template.ready}
     return {
         "name": template.name,
         "description": template.description,
@@ -105,6 +106,7 @@ def as_mapping(template: Template) -> dict[str, Any]:
         "ttl": template.ttl,
         "warm_context": template.warm_context,
         "warm_imports": list(template.warm_imports),
+        **{key: value for key, value in begun.items() if value},
     }
 
 
@@ -197,6 +199,9 @@ class Document:
             ttl=self._translated(check, "ttl", _TTL, self.content.get("ttl", default.ttl)),
             warm_context=self._choice("warm_context", default.warm_context, ("", *languages)),
             warm_imports=self._strings("warm_imports", default.warm_imports),
+            prepare=self._string("prepare", default.prepare),
+            start=self._string("start", default.start),
+            ready=self._string("ready", default.ready),
         )
         _ = self.override  # checked wherever it stands
         return template

@@ -80,6 +80,9 @@ def place(agent_binary: object) -> Iterator[Place]:
         templates = server.base / "data" / "templates"
         templates.mkdir(exist_ok=True)
         (templates / f"{inner('blue', 'bluesown')}.yaml").write_text(TEMPLATE)
+        hidden = {"name": "bluesecret", "value": "bluevalue"}
+        secret = blue.post("/secrets", json=hidden).json()
+        build = blue.post("/v3/templates", json={"name": "bluesown"}).json()
         volume = blue.post("/volumes", json={"name": "bluevolume"}).json()
         mount = {"name": "bluevolume", "path": "/workspace/data"}
         body = {"template": "python", "volumes": [mount], "checkpoint": "each", "ttl_ms": 600_000}
@@ -103,6 +106,9 @@ def place(agent_binary: object) -> Iterator[Place]:
             "volume": "bluevolume",
             "volume_id": volume["volumeID"],
             "template": "bluesown",
+            "build": build["buildID"],
+            "secret_id": secret["secretID"],
+            "secret": "bluesecret",
             "webhook_id": hook["webhook_id"],
             "delivery_id": "bluedelivery",
         }
@@ -124,6 +130,10 @@ def named(path: str, names: dict[str, str]) -> str:
         "key_id": "nosuchkey",
         "artifact_id": "nosuchartifact",
         "template_id": names["snapshot"],
+        "template_name": names["template"],
+        "alias": names["template"],
+        "build_id": names["build"],
+        "hash": "ab" * 32,
         "kind": "environments",
         "tenant": "blue" if names["id"] != NOBODYS else "nobodys",
         "name": names.get(_kind(path), "nosuch"),
@@ -153,6 +163,7 @@ def told(text: str, names: dict[str, str]) -> str:
 
 # What takes a name of the caller's own choice: with the same name as somebody else's, it is made.
 MAKES = {("POST", "/v1/templates/{name}/build"), ("PUT", "/v1/snapshots/{name}/archive")}
+MAKES |= {("GET", "/templates/{template_name}/files/{hash}")}  # a place for files of one's own
 EVERYBODYS = {"/api/registry/{kind}"}
 NAMED = [(verb, path) for verb, path in OPERATIONS if "{" in path]
 
@@ -190,7 +201,9 @@ def test_a_route_without_names_tells_nothing(place: Place, verb: str, path: str)
     assert (verb, path) in BODIES, f"{verb} {path}: what can it name that others have?"
     for body in BODIES[verb, path]:
         nobodys = strangers(place)
-        theirs, none = (sent(place, path, filled(body, names)) for names in (place.names, nobodys))
+        theirs, none = (
+            sent(place, path, filled(body, names), verb) for names in (place.names, nobodys)
+        )
         assert theirs.status_code == none.status_code
         assert told(theirs.text, place.names) == told(none.text, nobodys)
         assert theirs.status_code in (403, 404), theirs.text
@@ -211,6 +224,10 @@ BODIES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("POST", "/v2/sandboxes"): _OF_E2B,
     ("POST", "/sandboxes"): _OF_E2B,
     ("POST", "/v1/sandboxes"): _CREATES,
+    ("POST", "/v3/templates"): [],  # as below
+    ("POST", "/secrets"): [],  # as below
+    ("POST", "/templates/tags"): [{"target": "{template}", "tags": ["x"]}],
+    ("DELETE", "/templates/tags"): [{"name": "{template}", "tags": ["x"]}],
     ("POST", "/volumes"): [],  # as below
     ("POST", "/v1/volumes"): [],  # names of one's own: see test_names_are_each_tenants_own
     ("POST", "/v1/webhooks"): [],  # it names nothing of anybody's
@@ -235,10 +252,10 @@ QUERIES: dict[tuple[str, str], dict[str, str]] = {
 }
 
 
-def sent(place: Place, path: str, body: Any) -> httpx.Response:
+def sent(place: Place, path: str, body: Any, verb: str = "POST") -> httpx.Response:
     if path in FORMS:
         return place.red.post(path, data=body, files={"file": b"x"})
-    return place.red.post(path, json=body)
+    return place.red.request(verb, path, json=body)
 
 
 def filled(body: Any, names: dict[str, str]) -> Any:

@@ -190,6 +190,17 @@ ROUTES: dict[str, dict[str, KeyScope | None]] = {
     "/sandboxes/{id}/snapshots": {"POST": RUN},
     "/snapshots": {"GET": READ},
     "/templates/{template_id}": {"DELETE": RUN},
+    "/v3/templates": {"POST": RUN},
+    "/templates/{template_name}/files/{hash}": {"GET": RUN},  # the answer has where to send them
+    "/v2/templates/{template_name}/builds/{build_id}": {"POST": RUN},
+    "/templates/{template_name}/builds/{build_id}/status": {"GET": READ},
+    "/templates": {"GET": READ},
+    "/v2/templates": {"GET": READ},
+    "/templates/aliases/{alias}": {"GET": READ},
+    "/templates/tags": {"POST": RUN, "DELETE": RUN},
+    "/templates/{template_name}/tags": {"GET": READ},
+    "/secrets": {"GET": READ, "POST": RUN},
+    "/secrets/{secret_id}": {"GET": READ, "POST": RUN, "DELETE": RUN},
     "/volumes": {"GET": READ, "POST": RUN},
     "/volumes/{volume_id}": {"GET": RUN, "DELETE": RUN},  # the answer has what opens it
     # Sandboxes under another name, which the routes themselves look for among the caller's.

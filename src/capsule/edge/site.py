@@ -29,6 +29,9 @@ from capsule.edge.e2b.filesystem import Filesystem
 from capsule.edge.e2b.interpreter import Interpreter
 from capsule.edge.e2b.process import Processes
 from capsule.edge.e2b.rpc import Call
+from capsule.edge.e2b.secrets import secret_routes
+from capsule.edge.e2b.templates import e2b_template_routes
+from capsule.edge.e2b.uploads import PREFIX as UPLOADS
 from capsule.edge.e2b.volume_content import PREFIX as VOLUME_CONTENT
 from capsule.edge.e2b.volume_content import VolumeContent
 from capsule.edge.e2b.volumes import volume_routes as e2b_volume_routes
@@ -105,7 +108,8 @@ def build_site(
     protect(web, service.own, public)
     identity, rates = Identity(config, service.keys), Rates(config)
     site: ASGIApp = KeyGuard(answering(route), identity, rates, public=public)
-    site = beside(site, {VOLUME_CONTENT: VolumeContent(service, config, access)})
+    content = VolumeContent(service, config, access)
+    site = beside(site, {VOLUME_CONTENT: content, UPLOADS: verbs.uploads})
     ports = Ports(service, identity, config, gate, access)
     rooms: dict[int, Room] = {
         ENVD: Envd(service, access, envd_calls(service, config, gate)),
@@ -154,8 +158,10 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: Session
         playground_routes(verbs.playground, types),
         session_routes(sessions, types),
         registry_routes(sessions, types),
+        e2b_template_routes(verbs.e2b_templates, types),  # before /templates/{template_id}
         control_routes(verbs.e2b, types),
         e2b_volume_routes(verbs.e2b_volumes, types),
+        secret_routes(verbs.vault, types),
         server_routes(verbs, types, version),
     ):
         web.router.routes.extend(router.routes)  # one flat list, which `protect` goes over

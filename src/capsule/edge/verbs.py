@@ -19,6 +19,8 @@ from capsule.edge.contexts import ContextVerbs
 from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control_calls import Control
+from capsule.edge.e2b.template_calls import TemplateCalls
+from capsule.edge.e2b.uploads import Uploads
 from capsule.edge.e2b.volumes import VolumeCalls
 from capsule.edge.errors import invalid_field
 from capsule.edge.files import decoded
@@ -78,6 +80,9 @@ class Verbs:
         self.playground = PlaygroundVerbs(config, service, gate)
         self.e2b = Control(config, service, gate, access)
         self.e2b_volumes = VolumeCalls(service, gate, access)
+        self.vault = service.vault
+        self.uploads = Uploads(config, access)
+        self.e2b_templates = TemplateCalls(config, service, gate, self.uploads)
 
     async def create(self, caller: Caller, p: s.Create) -> v.SandboxView:
         return v.SandboxView.of(await self._create(caller, p))

@@ -21,6 +21,7 @@ from capsule.model import Layer, Step
 from capsule.providers.cleanup import to_the_end
 from capsule.providers.contract import Box
 from capsule.service.admission import new_id, spec_of
+from capsule.service.beginning import begin
 from capsule.service.entry import Entry, over
 from capsule.service.pool import Obtained
 from capsule.service.sandboxes import Parts, Sandboxes
@@ -97,6 +98,7 @@ class Resets:
         except BaseException:
             await to_the_end(self._pool.remove(got.box))
             raise
+        await begin(entry)
         if got.context is not None:
             await self._sandboxes.inherit(entry, got.context)
         return old

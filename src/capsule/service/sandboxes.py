@@ -38,6 +38,7 @@ from capsule.providers.cleanup import finish
 from capsule.providers.contract import Provider
 from capsule.service import validate
 from capsule.service.admission import Admission, create_fingerprint, spec_of
+from capsule.service.beginning import begin
 from capsule.service.caller import ASIDE, DEFAULT_TENANT
 from capsule.service.clock import Clock
 from capsule.service.context import ContextRecord
@@ -289,6 +290,7 @@ class Sandboxes:
         got = await self.pool.obtain(entry.provider, spec_of(entry), entry.box_id)
         entry.take(got.box, got.started)
         self.pool.hand_over(got.box)
+        await begin(entry)
         if got.context is not None:
             await self.inherit(entry, got.context)
 

@@ -12,6 +12,7 @@ Service ─┬─ store, providers      opened and closed here
          ├─ execs, terminals, ports   own nothing that outlives a call
          ├─ contexts              owns the tasks of their runs
          ├─ templates             builds are their callers'; owns the task that clears up old ones
+         ├─ builds                owns a task per build that nobody waits for
          └─ locks on data_dir and run_dir, held from open to aclose
 """
 
@@ -37,6 +38,7 @@ from capsule.service.access import Access
 from capsule.service.accounts import AccountFile
 from capsule.service.admission import Admission
 from capsule.service.adoption import adopt_all
+from capsule.service.builds import Builds
 from capsule.service.caller import OPERATOR, Caller
 from capsule.service.clock import Clock, SystemClock
 from capsule.service.contexts import Contexts
@@ -75,6 +77,7 @@ from capsule.service.values import (
     Stats,
     Terminal,
 )
+from capsule.service.vault import Vault
 from capsule.service.volume_files import VolumeFiles
 from capsule.service.volumes import Volumes
 
@@ -103,8 +106,10 @@ class Service:
         admission = Admission(config, catalog, self._capabilities, self._clock, late=late)
         accounts = AccountFile(config.data_dir)
         self.keys = Keys(accounts, self._clock)
+        self.vault = Vault(config.data_dir, self._clock)
         self._pool = Pool(config, providers, catalog, self._clock)
         self.templates = Templates(config, catalog, self._using, let_go=self._pool.let_go)
+        self.builds = Builds(self.templates, self._clock)
         self._sandboxes = Sandboxes(self._parts, admission, self._pool)
         self._pulse = Pulse(self._parts, self._sandboxes)
         self._pausing = Pausing(self._parts, self._sandboxes)
@@ -175,6 +180,7 @@ class Service:
             stack.push_async_callback(self.history.aclose)
             self.templates.start()
             stack.push_async_callback(self.templates.aclose)
+            stack.push_async_callback(self.builds.aclose)
             self._opened = stack.pop_all()
 
     async def _open_provider(self, provider: Provider, stack: AsyncExitStack) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import io
 import os
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import BinaryIO, cast
 
 import structlog
 
-from capsule.catalog import PROGRAMS, Catalog, Origin, image_template, shipped
+from capsule.catalog import PROGRAMS, Catalog, Origin, image_template, shipped, shipped_context
 from capsule.config import Config
 from capsule.errors import (
     CapacityError,
@@ -33,11 +32,11 @@ from capsule.errors import (
     NotSupportedError,
     UnavailableError,
 )
-from capsule.model import State, Template
+from capsule.model import Template
 from capsule.providers.images import Image, Images, Log, Look, Progress, Recipe, Tail
 from capsule.providers.registry import BUILDER, IMAGES, make_images
-from capsule.service.store import SqliteStore
 from capsule.service.tasks import Tasks
+from capsule.service.template_users import UsedBy, recorded_users, shares
 from capsule.settings import brief
 
 __all__ = ["Built", "Said", "Tail", "Templates", "recorded_users", "shares", "spool"]
@@ -46,8 +45,6 @@ log = structlog.get_logger(__name__)
 
 TIDY_AGAIN = 20.0  # seconds
 OWN_IMAGE = "capsule/{}:latest"
-
-UsedBy = Callable[[Template], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +142,7 @@ class Templates:
         """
         draft = await self._draft(name, recipe.context is not None)
         if recipe.context is None:
-            context = await asyncio.to_thread(_shipped, name)
+            context = await asyncio.to_thread(shipped_context, name)
             recipe = dataclasses.replace(recipe, context=context, file="Dockerfile")
         images = await self._of(BUILDER)
         target = await self._target(draft, provider)
@@ -260,7 +257,56 @@ class Templates:
                 hint="what was built or imported can be removed",
             )
 
+    async def give(self, template: Template, name: str) -> Template:
+        """The same under a name of its own, instead of what has that name so far.
+
+        Raises ConflictError, InvalidError (it is not one that was made here).
+        """
+        before = (await self.fresh()).get(name)
+        if before is not None and self.origin(before) is not Origin.MADE:
+            raise ConflictError(f"template {name} is not made here", hint="choose another name")
+        made = dataclasses.replace(template, name=name)
+        await asyncio.to_thread(self._catalog.add, made, replace=True)
+        if before is not None and not _alike(before, made):
+            await self._leave(before)
+        return made
+
+    async def take_back(self, name: str) -> None:
+        """A name; what it stands for goes with the last one. Nothing if there is none."""
+        before = (await self.fresh()).get(name)
+        await asyncio.to_thread(self._catalog.discard, name)
+        if before is not None:
+            await self._leave(before)
+
+    async def _leave(self, template: Template) -> None:
+        """It has lost a name. Sandboxes that run from it keep its images."""
+        if not self._named_otherwise(template) and not await self._used_by(template):
+            try:
+                await self._remove_images(template)
+            except CapsuleError as error:
+                log.warning("image left behind", template=template.name, reason=error.message)
+
+    def _named_otherwise(self, template: Template) -> bool:
+        every = self._catalog.values()
+        return any(each.name != template.name and _alike(each, template) for each in every)
+
+    async def base(self, template: Template) -> str:
+        """What others are built from that start from it. Raises NotFoundError (its image)."""
+        found = await (await self._of(BUILDER)).find(template)
+        if found is None:
+            raise NotFoundError(
+                f"template {template.name} has no image that others could start from",
+                hint=f"build it: capsule template build {template.name}",
+            )
+        return found.reference
+
+    def changed_at(self, template: Template) -> float:
+        """When it was last written; 0: it was not written here."""
+        return self._catalog.changed_at(template.name)
+
     async def _remove_images(self, template: Template) -> bool:
+        if self._named_otherwise(template):
+            return True
         removed = False
         for provider in IMAGES:
             if provider == BUILDER and self.origin(template) is Origin.MADE and not template.image:
@@ -406,22 +452,15 @@ def _draft(name: str, provider: str) -> Template:
     return Template(name, root=f"image:{name}", image=own)
 
 
+def _alike(one: Template, other: Template) -> bool:
+    """Whether they start from the same image."""
+    own = one.image or one.root.startswith("image:")
+    return bool(own) and (one.root, one.image) == (other.root, other.image)
+
+
 def _takes(template: Template, provider: str) -> bool:
     """Whether a template that is not ours starts from an image that an import may bring."""
     return not template.image if provider == BUILDER else template.root.startswith("image:")
-
-
-def _shipped(name: str) -> BinaryIO:
-    import tarfile  # costs 4 ms; few starts need it
-
-    context = io.BytesIO()
-    with tarfile.open(fileobj=context, mode="w") as tar:
-        for file, content in shipped()[name].items():
-            entry = tarfile.TarInfo(file)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    context.seek(0)
-    return context
 
 
 async def _until(
@@ -446,29 +485,3 @@ async def _before(deadline: float, name: str) -> AsyncIterator[None]:
             f"the build of {name} took too long, and was cancelled",
             hint="make it quicker, or raise CAPSULE_BUILD_TIMEOUT",
         ) from None
-
-
-def recorded_users(data_dir: Path) -> UsedBy:
-    """For those who have no service: what the records of a server say, be it running or not."""
-
-    async def used_by(template: Template) -> Sequence[str]:
-        path = data_dir / "capsule.db"
-        if not await asyncio.to_thread(path.exists):
-            return []
-        store = SqliteStore(path)
-        await store.open()
-        try:
-            records = await store.load()
-        finally:
-            await store.aclose()
-        over = (State.GONE, State.FAILED)
-        return [r.id for r in records if r.state not in over and shares(r.template, template)]
-
-    return used_by
-
-
-def shares(one: Template, other: Template) -> bool:
-    """Whether a sandbox of the one needs what the other is made of."""
-    if one.name == other.name or (one.image and one.image == other.image):
-        return True
-    return one.root == other.root and one.root.startswith("image:")

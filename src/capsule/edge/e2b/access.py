@@ -52,6 +52,10 @@ class Access:
         """What the content of a volume is read and written with."""
         return "va_" + self._of("volume", id)
 
+    def upload_token(self, what: str) -> str:
+        """What a place to send files to is signed with."""
+        return self._of("upload", what)
+
     def opens_ports(self, id: str, token: str) -> bool:
         return same(token, self.traffic_token(id))
 

@@ -17,6 +17,8 @@ from capsule.edge.e2b import control_views as v
 from capsule.edge.e2b import pages
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.kept import chosen, is_kept, kept_as, wanted
+from capsule.edge.e2b.secrets import check_no_secret
+from capsule.edge.e2b.template_names import maybe
 from capsule.edge.errors import invalid_field
 from capsule.errors import (
     ConflictError,
@@ -71,6 +73,7 @@ class Control:
             raise invalid_field("autoResume", "not with autoPauseMemory: false; connect to wake it")
         network = p.network or s.E2bNetwork()
         check_network(network)
+        check_no_secret("envVars", (p.env_vars or {}).values())
         self._check_timeout(p.timeout)
         request = CreateRequest(
             **self._origin(p.template_id, caller),
@@ -99,8 +102,9 @@ class Control:
     def _origin(self, name: str, caller: Caller) -> dict[str, Any]:
         """A template, or a snapshot, whose id is a template's there."""
         bare = name.rpartition("/")[2].removesuffix(":default")
-        if resolve(self._service.catalog, bare, caller.tenant) is not None:
-            return {"template": bare}
+        built = maybe(bare).kept
+        if resolve(self._service.catalog, built, caller.tenant) is not None:
+            return {"template": built}
         if (kept := kept_as(bare)) and is_kept(self._service, kept, caller):
             return {"snapshot": kept}
         return {"template": bare}
@@ -193,8 +197,7 @@ class Control:
         if kept is not None and is_kept(self._service, kept, caller):
             await self._service.snapshots.delete(kept, caller.tenant)
         else:
-            name = id.rpartition("/")[2].removesuffix(":default")
-            await TenantTemplates(self._service.templates).delete(caller, name)
+            await TenantTemplates(self._service.templates).delete(caller, maybe(id).kept)
 
     async def set_network(self, id: str, p: s.E2bNetworkUpdate) -> None:
         """Instead of what it was to reach; who may reach it stays as it is."""

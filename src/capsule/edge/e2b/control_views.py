@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType, field
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control_shapes import E2bNetwork
 from capsule.edge.e2b.kept import id_of, names_of
+from capsule.edge.e2b.template_names import told
 from capsule.model import MIB, Limits, State
 from capsule.service import Sandbox, Snapshot
 from capsule.service.history import Sample
@@ -122,7 +123,7 @@ def made(sandbox: Sandbox, access: Access, domain: str) -> E2bSandbox:
         envd_version=ENVD_VERSION,
         envd_access_token=access.token(sandbox.id),
         domain=domain,
-        alias=sandbox.template,
+        alias=told(sandbox.template).name,
         traffic_access_token=access.traffic_token(sandbox.id) if closed else UNSET,
     )
 
@@ -156,7 +157,7 @@ def metric(sandbox: Sandbox, sample: Sample) -> E2bMetric:
     return E2bMetric(
         timestamp=datetime.fromtimestamp(sample.at, UTC),
         timestamp_unix=int(sample.at),
-        cpu_count=_cores(limits),
+        cpu_count=cores(limits),
         cpu_used_pct=round(100 * sample.cpus / limits.cpus, 2),
         mem_used=sample.memory,
         mem_total=limits.memory,
@@ -174,24 +175,24 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
         "client_id": CLIENT_ID,
         "started_at": sandbox.created_at,
         "end_at": sandbox.expires_at,
-        "cpu_count": _cores(limits),
+        "cpu_count": cores(limits),
         "memory_mb": limits.memory // MIB,
         "disk_size_mb": limits.disk // MIB,
         "state": "paused" if sandbox.state is State.PAUSED else "running",
         "envd_version": ENVD_VERSION,
         "metadata": sandbox.metadata,
         "volume_mounts": [E2bMount(name=each.name, path=each.path) for each in sandbox.volumes],
-        "alias": sandbox.template,
+        "alias": told(sandbox.template).name,
     }
 
 
-def _cores(limits: Limits) -> int:
+def cores(limits: Limits) -> int:
     return max(1, math.ceil(limits.cpus))
 
 
 def template_id(sandbox: Sandbox) -> str:
     """What another like it is made from."""
-    return id_of(sandbox.snapshot) if sandbox.snapshot else sandbox.template
+    return id_of(sandbox.snapshot) if sandbox.snapshot else str(told(sandbox.template))
 
 
 def network_of(sandbox: Sandbox) -> E2bNetwork:
