@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from capsule.settings import about
@@ -57,3 +58,8 @@ class CloudSettings(StorageSettings):
             high=3600.0,
         ),
     )
+
+
+def e2b_key(settings: CloudSettings) -> str | None:
+    """The server's own key for E2B's cloud."""
+    return settings.e2b_api_key or os.environ.get("E2B_API_KEY")

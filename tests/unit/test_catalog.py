@@ -67,7 +67,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     for name in ("python", "node", "bash"):
         assert load_catalog()[name].limits == Limits(512 * MIB, 0.5, 128, GIB, 65_536, 1024)
     for name in OF_E2B:  # two hundred commands at once, of several processes each
-        assert load_catalog()[name].limits == Limits(512 * MIB, 0.5, 1024, GIB, 65_536, 1024)
+        assert load_catalog()[name].limits == Limits(512 * MIB, 2.0, 1024, GIB, 65_536, 1024)
 
 
 def test_a_user_and_a_home_are_checked(tmp_path: Path) -> None:

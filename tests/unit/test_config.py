@@ -68,7 +68,10 @@ def test_overrides_beat_environment_beats_file(tmp_path: Path) -> None:
         ({"CAPSULE_TTL": "2d"}, "setting ttl: 172800.0 is over max_ttl, which is 86400.0"),
         ({"CAPSULE_OUTPUT_LIMIT": "10 parsecs"}, "setting output_limit: .* is not a size such as"),
         ({"CAPSULE_DRAIN": "explode"}, "setting drain: 'explode' is not one of keep, delete"),
-        ({"CAPSULE_MIN_ISOLATION": "none"}, "not one of gvisor, namespaces, container, landlock"),
+        (
+            {"CAPSULE_MIN_ISOLATION": "none"},
+            "not one of cloud, gvisor, namespaces, container, landlock",
+        ),
         ({"CAPSULE_MAX_LIMITS_MEMORY": "1"}, "setting max_limits.memory: '1' is out of range"),
         ({"CAPSULE_MAX_LIMITS_MEMROY": "1"}, "unknown setting"),
         ({"CAPSULE_RUN_DIR": "/" + "x" * 80}, "setting run_dir: /x+ has 81 bytes, allowed: 70"),
@@ -173,7 +176,7 @@ SPECIAL = {
 
 
 def test_every_setting_can_be_set_by_its_variable() -> None:
-    values = {"list": KEY, "path": "/tmp/x", "text": "x", "bytes": "64MiB", "seconds": "900"}
+    values = {"list": KEY, "path": "/tmp/x", "text": "x", "bytes": "64MiB", "seconds": "901"}
     for setting in settings():
         choice = setting.type.rpartition("| ")[2]
         number = "64" if setting.type in ("integer", "number") else choice

@@ -46,7 +46,7 @@ def announce(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
 def test_third_parties_announce_theirs(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     announce(monkeypatch, "capsule.providers.local.build:build")
     assert isinstance(registry.make_provider("extra", config), LocalProvider)
-    assert registry.names() == ("docker", "extra", "local")
+    assert registry.names() == ("docker", "e2b", "extra", "local")
 
 
 def test_one_that_cannot_be_imported_is_named(

@@ -79,7 +79,11 @@ def test_the_first_example_does_what_it_says(home: Path) -> None:
 
 def test_the_documented_example_runs(home: Path) -> None:
     page = (ROOT / "docs" / "sessions.md").read_text("utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (code,) = (
+        code
+        for code in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+        if "capsule.orchestrator" in code
+    )
     assert run(code + "print(result['stdout'])", home) == "Hello World\n\n"
 
 

@@ -30,7 +30,7 @@ install "$(command -v busybox)" "$root/usr/bin/busybox"
 cp /etc/mke2fs.conf "$root/etc/" 2>/dev/null || true
 mkdir -p "$root/usr/lib/python3.11"
 (cd /usr/lib/python3.11 && tar c --exclude=__pycache__ --exclude=test --exclude=idlelib --exclude='config-*' --exclude=ensurepip .) | tar x -C "$root/usr/lib/python3.11"
-find "$root/usr/lib/python3.11/lib-dynload" -name '*.so' | while read -r so; do
+find "$root/usr/lib/python3.11/lib-dynload" "$site/msgspec" -name '*.so' | while read -r so; do
   { ldd "$so" | grep -oE '/[^ ]+' || true; } | sort -u | while read -r library; do
     target=$library; case $target in /lib/*) target=/usr$target ;; esac
     [ -e "$root$target" ] || install -D "$(readlink -f "$library")" "$root$target"

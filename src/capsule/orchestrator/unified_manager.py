@@ -36,12 +36,14 @@ class UnifiedManager:
         e2b_api_key: str | None = None,
         **settings: Any,
     ) -> None:
-        """`settings` are those of the server. `e2b_api_key` is for a provider named e2b; where
-        there is none, `provider="e2b"` is served by this machine, and needs no key.
+        """`settings` are those of the server. `e2b_api_key` is for E2B's cloud, whose keys begin
+        with `e2b_`; without one `provider="e2b"` is served by this machine.
 
         Raises ConflictError: another process uses one of the folders.
         """
         storage = Path(storage_path).absolute()
+        if e2b_api_key is not None and e2b_api_key.startswith("e2b_"):
+            settings = {"e2b_api_key": e2b_api_key, **settings}
         config = load_config(
             storage_dir=storage,
             data_dir=storage / "server",

@@ -15,7 +15,7 @@ from capsule.sessions.registry import Registry
 from capsule.settings import brief
 
 DEFAULT_ENVIRONMENT = "python"
-# What clients of the E2B API call a provider. Without one of that name it is the server's own.
+# What clients of the E2B API call a provider. Without a key for that cloud it is the server's own.
 CLOUD = "e2b"
 
 

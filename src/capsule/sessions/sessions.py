@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import structlog
 
+from capsule.cloud_settings import e2b_key
 from capsule.config import Config
 from capsule.errors import (
     CapsuleError,
@@ -40,7 +41,7 @@ from capsule.sessions.executions import Executions
 from capsule.sessions.harvest import Harvest
 from capsule.sessions.ledger import Ledger
 from capsule.sessions.life import Life
-from capsule.sessions.plan import Wish, make_plan
+from capsule.sessions.plan import CLOUD, Wish, make_plan
 from capsule.sessions.records import Artifact, Executed, Phase, Session, Task, new_uid
 from capsule.sessions.registry import Registry
 from capsule.sessions.retention import Item, giving_way
@@ -102,6 +103,8 @@ class Sessions:
         await self._ledger.open()
         self._lock = lock
         self._providers = await asyncio.to_thread(provider_names)
+        if e2b_key(self._config) is None:
+            self._providers = tuple(name for name in self._providers if name != CLOUD)
         await asyncio.to_thread(mimetypes.init)
         await self._blobs.open()
         await self._kept.open()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from capsule import agentbin
+from capsule.cloud_settings import e2b_key
 from capsule.config import Config
 from capsule.model import Template
 from capsule.providers.e2b.provider import E2bProvider
@@ -19,7 +19,7 @@ def build(config: Config, templates: Mapping[str, Template]) -> E2bProvider:
             data_dir=config.data_dir,
             run_dir=config.run_dir,
             agent=agentbin.find(),
-            api_key=config.e2b_api_key or os.environ.get("E2B_API_KEY"),
+            api_key=e2b_key(config),
             api_url=config.e2b_api_url,
             sandbox_url=config.e2b_sandbox_url,
             domain=config.e2b_domain,
