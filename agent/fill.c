@@ -118,10 +118,18 @@ static void put_content(int fd, const struct entry *e) {
     }
 }
 
+/* What a cloud's template has there, and was saved with the rest, gives way; a folder, which may be a mount point, does not. */
+static bool made_way(void) {
+    if (errno != EEXIST) return false;
+    bool gone = !unlink(path);
+    errno = EEXIST;
+    return gone;
+}
+
 static void put_file(const struct entry *e, bool skip) {
     static const int how = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     cleanup_fd int fd = skip ? -1 : open(path, how, 0600);
-    if (!skip && fd < 0 && errno == EEXIST && !unlink(path)) fd = open(path, how, 0600); /* of a cloud's template, and saved with the rest */
+    if (!skip && fd < 0 && made_way()) fd = open(path, how, 0600);
     if (!skip && fd < 0) refuse_name(errno, "write");
     put_content(fd, e);
     struct timespec times[2] = {e->time, e->time};
@@ -143,7 +151,7 @@ static void put_folder(const struct entry *e, bool top) {
 
 static void put_symlink(const struct entry *e) {
     struct timespec times[2] = {e->time, e->time};
-    if (symlink(target, path) && (errno != EEXIST || unlink(path) || symlink(target, path))) refuse_name(errno, "symlink");
+    if (symlink(target, path) && (!made_way() || symlink(target, path))) refuse_name(errno, "symlink");
     if (utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW)) refuse(errno, "symlink");
 }
 

@@ -63,6 +63,7 @@ class Parts:
     over_layers: bool = False  # that disk lies over layers
     shared: Sequence[Mapping[str, Any]] = ()  # mounts of volumes that outlive it
     user: User = field(default_factory=User)
+    podman: bool = False
 
 
 def container(parts: Parts, found: Facts) -> dict[str, Any]:
@@ -181,8 +182,13 @@ def in_memory(parts: Parts) -> list[Disk]:
 
 
 def places(parts: Parts) -> dict[str, str]:
-    """What is saved, and where it is. In memory the home is not /workspace, but all there is."""
-    return TARGETS if parts.disk is not None else {**TARGETS, "workspace": parts.user.home}
+    """What is saved, and where it is. In memory the home is not /workspace, but all there is; and
+    Podman gives /root's to nobody but root."""
+    if parts.disk is not None:
+        return TARGETS
+    lost = {"root"} if parts.podman else set[str]()
+    kept = {name: path for name, path in TARGETS.items() if name not in lost}
+    return {**kept, "workspace": parts.user.home}
 
 
 def box(parts: Parts) -> dict[str, Any]:

@@ -402,6 +402,7 @@ class DockerProvider(Provider):
             disk=_binds(host.disks, order) if order.disk else None,
             over_layers=order.over_layers,
             user=order.spec.template.user,
+            podman=host.facts.kind == "Podman",
             shared=await host.volumes.mounts(
                 order.spec.volumes, order.image.name, gvisor=order.runtime.gvisor
             ),
