@@ -65,6 +65,7 @@ class ServiceDouble:
         self.failure: Exception | None = None
         self.drained: list[float] = []
         self.keys = NoKeys()
+        self.vault = None  # nobody asks this one for secrets
 
     def own(self, caller: Caller, id: str) -> None:
         self.get(id)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 UNARY = b"application/json"
 STREAM = b"application/connect+json"
 END = 0x02
-MAX_ENVELOPE = 1024 * 1024  # no request to an agent is larger
+MAX_ENVELOPE = 4 * 1024 * 1024  # the SDKs send input as it was given, in one
 
 # What our errors are called there, by our code; HTTP's status by theirs.
 CODES = {
