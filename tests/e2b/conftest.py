@@ -9,31 +9,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
-import httpx
 import pytest
 from e2b import E2B, AsyncSandbox, Sandbox
 
 from capsule.edge.e2b.access import Access
 from tests.api.client import Api
+from tests.api.conftest import api, box
 from tests.e2b.wire import Wire
 from tests.support.images import Images
 from tests.support.servers import RealServer, real_server
 
+__all__ = ["api", "box"]  # fixtures of the other surfaces, for these tests too
+
 KEY = "e2b_0123456789abcdef0123456789abcdef01234567"
-
-
-@pytest.fixture
-async def api(server: RealServer) -> AsyncIterator[Api]:
-    async with httpx.AsyncClient(verify=False, base_url=server.url, timeout=15) as http:
-        yield Api(http)
-
-
-@pytest.fixture
-async def box(api: Api) -> AsyncIterator[str]:
-    """The id of a sandbox of this test's own."""
-    created = await api.rpc("create", template="bash", ttl_ms=60_000)
-    yield created["id"]
-    await api.http.delete(f"/v1/sandboxes/{created['id']}")
 
 
 # The first of Docker's waits for the Engine and its images.

@@ -112,8 +112,8 @@ def build_site(
     site = beside(site, {VOLUME_CONTENT: content, UPLOADS: verbs.uploads})
     ports = Ports(service, identity, config, gate, access)
     rooms: dict[int, Room] = {
-        ENVD: Envd(service, access, envd_calls(service, config, gate)),
-        INTERPRETER: Interpreter(service, access, ports, config),
+        ENVD: Envd(service, access, identity, envd_calls(service, config, gate)),
+        INTERPRETER: Interpreter(service, access, identity, ports, config),
     }
     site = AddressGuard(Doors(site, rooms, ports), config, rates)
     if config.allowed_origins:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -23,21 +24,34 @@ from capsule.edge.e2b.doors import Door
 from capsule.edge.e2b.guests import Guest, guest_of, name_in
 from capsule.edge.e2b.rpc import Call, is_stream, json, refusal
 from capsule.edge.errors import HttpError, send_error, understand
+from capsule.edge.identity import CALLER, Identity
 from capsule.errors import CapsuleError, GoneError, NotFoundError, WrongStateError
 from capsule.model import State
 from capsule.service import Service
+from capsule.service.caller import OPERATOR, Caller
 from capsule.service.values import Sandbox
 
 NO_TOKEN = "unauthorized access, please provide a valid access token or method signing if supported"
 NO_SOCKET = "no WebSocket is at this port"
 FILES = "/files"
+# Calls that change nothing: who only looks leaves no trail.
+LOOKS = frozenset(
+    {"health", "envs", "metrics", "List", "Connect", "Stat", "ListDir", "WatchDir"}
+    | {"CreateWatcher", "GetWatcherEvents", "RemoveWatcher"}
+)
+HOLDER = "sandbox-token"  # what the trail calls whoever has it
 
 
 class Envd:
     def __init__(
-        self, service: Service, access: Access, calls: Mapping[tuple[str, str], Call]
+        self,
+        service: Service,
+        access: Access,
+        identity: Identity,
+        calls: Mapping[tuple[str, str], Call],
     ) -> None:
         self._service = service
+        self._identity = identity
         self._access = access
         self._calls = {("GET", "/health"): healthy, **calls}
         self._paths = {path for _, path in self._calls}
@@ -63,6 +77,8 @@ class Envd:
         call = self._calls.get((request.method, path))
         if call is None:
             return self._nowhere(request, path)
+        if path.rpartition("/")[2] not in LOOKS:
+            sign_in(self._identity, sandbox, request.scope)
         rpc = path.count("/") == 2
         try:
             user = request.query_params.get("username") if path == FILES else name_in(request)
@@ -122,6 +138,14 @@ def _ahead(expiration: str) -> bool:
 
 async def healthy(guest: Guest, request: Request) -> Response:
     return Response(status_code=204)
+
+
+def sign_in(identity: Identity, sandbox: Sandbox, scope: Scope) -> None:
+    """Whoever has a sandbox's token acts for its tenant: so the trail and the log have it."""
+    key = HOLDER if identity.asks else OPERATOR.key_id
+    scope[CALLER] = Caller(sandbox.tenant, frozenset(), key)
+    scope["path_params"] = {"id": sandbox.id}
+    structlog.contextvars.bind_contextvars(tenant=sandbox.tenant, key=key)
 
 
 def running(service: Service, id: str) -> Sandbox | None:

@@ -25,10 +25,11 @@ from capsule.config import Config
 from capsule.edge.body import read_json
 from capsule.edge.e2b.access import Access, same
 from capsule.edge.e2b.doors import Door
-from capsule.edge.e2b.envd import NO_TOKEN, not_running, running
+from capsule.edge.e2b.envd import NO_TOKEN, not_running, running, sign_in
 from capsule.edge.e2b.lines import Lines
 from capsule.edge.e2b.magics import plain
 from capsule.edge.errors import encode, understand
+from capsule.edge.identity import Identity
 from capsule.edge.ports import pages
 from capsule.edge.ports.room import Ports
 from capsule.edge.shapes import Path, Shape
@@ -63,8 +64,11 @@ class Refused(Exception):
 
 
 class Interpreter:
-    def __init__(self, service: Service, access: Access, ports: Ports, config: Config) -> None:
+    def __init__(
+        self, service: Service, access: Access, identity: Identity, ports: Ports, config: Config
+    ) -> None:
         self._service = service
+        self._identity = identity
         self._access = access
         self._ports = ports
         self._most = config.max_exec_timeout
@@ -104,6 +108,7 @@ class Interpreter:
                 token = request.headers.get("x-access-token", "")
                 if not same(token, self._access.token(door.id)):
                     raise Refused(401, NO_TOKEN)
+                sign_in(self._identity, sandbox, request.scope)
                 return await self._execute(sandbox, request)
         # The SDKs send no token with these: they are open to whom the sandbox's ports are, but not
         # to the web pages that those show.
