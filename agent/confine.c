@@ -162,14 +162,19 @@ bool drop_capabilities(uint64_t keep) {
     return keep_capabilities(keep);
 }
 
+static bool cut_bounding_set(uint64_t keep, struct fault *f) {
+    for (int cap = 0, held; (held = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++)
+        if (held && !(keep >> cap & 1) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) return fault_set(f, errno, "bounding set");
+    return true;
+}
+
 /* By the namespace (userns.c) we have every capability over it, and a full bounding set: both are cut down to the few. */
 static bool become_root(int namespace, struct fault *f) {
     if (box.user_mode != USER_SINGLE && setgroups(0, NULL)) return fault_set(f, errno, "setgroups");
     if (syscall(SYS_setns, namespace, CLONE_NEWUSER)) return fault_set(f, errno, "enter root's namespace");
     close(namespace);
     if (setresgid(0, 0, 0) || setresuid(0, 0, 0)) return fault_set(f, errno, "become root");
-    for (int cap = 0, held; (held = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++)
-        if (held && !(cap < 32 && ROOT_CAPS >> cap & 1) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) return fault_set(f, errno, "bounding set");
+    if (!cut_bounding_set(ROOT_CAPS, f)) return false;
     return keep_capabilities(ROOT_CAPS) || fault_set(f, errno, "drop capabilities");
 }
 
@@ -204,16 +209,13 @@ static bool load_filter(const struct sock_filter *filter, size_t n, struct fault
     return !syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &p) || fault_set(f, errno, "seccomp");
 }
 
-static bool load_own_filter(struct fault *f);
+static bool load_own_filter(struct fault *f) {
+    return load_filter((const struct sock_filter *)box.filter->p, box.filter->n / sizeof(struct sock_filter), f);
+}
 
 /* For whoever only has to be there. */
 bool confine_bystander(struct fault *f) {
-    for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
-    return (keep_capabilities(0) || fault_set(f, errno, "drop capabilities")) && load_own_filter(f);
-}
-
-static bool load_own_filter(struct fault *f) {
-    return load_filter((const struct sock_filter *)box.filter->p, box.filter->n / sizeof(struct sock_filter), f);
+    return cut_bounding_set(0, f) && (keep_capabilities(0) || fault_set(f, errno, "drop capabilities")) && load_own_filter(f);
 }
 
 /* To load the box's program takes the kernel 0.16 ms, a third of what fork and execve take. So the forker has it, but for two

@@ -1,6 +1,6 @@
-/* The forker lives in the box's cgroups, so that what it forks is born in them. A process that is moved into a cgroup
- * waits until every CPU has come to rest once (the kernel's RCU): 10 to 20 ms on an idle machine, against 1 for all the
- * rest of an exec. Whoever is not answered here is forked by pid 1 and moved. */
+/* The forker lives in the box's cgroups, so that what it forks is born in them, and has their filter but for two calls. A process
+ * that is moved into a cgroup waits until every CPU has come to rest once (the kernel's RCU), 10 to 20 ms on an idle machine,
+ * against 1 for all the rest of an exec; but for the first version's, which a thread may enter by itself (box.c). Whoever is not answered here is forked by pid 1 and moved. */
 #include "agent.h"
 #include <sched.h>
 #include <signal.h>
