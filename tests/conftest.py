@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -215,7 +216,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.engine)
 
 
+def pass_no_ignored_signals_on() -> None:
+    """A run in the background ignores what a terminal sends, and so would all that tests start.
+
+    A handler that does nothing is the same for ourselves, and is not inherited.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    pass_no_ignored_signals_on()
     if shared := share_for_the_run():
         config.add_cleanup(lambda: shutil.rmtree(shared, ignore_errors=True))
     config.add_cleanup(OWN.close)

@@ -38,6 +38,16 @@ def test_the_exit_code_is_the_programs_own(cli: Cli) -> None:
     assert cli("run", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)").code == 143
 
 
+def test_signals_that_we_were_started_to_ignore_reach_the_program(cli: Cli) -> None:
+    """As after `nohup` or `&`; otherwise nothing in a sandbox could be interrupted."""
+    (cli.cwd / "signals.sh").write_text("exec grep -E '^Sig(Blk|Ign)' /proc/self/status")
+    background = ["env", "--ignore-signal=INT,QUIT,HUP,TERM", "--block-signal=USR1,CHLD"]
+    command = [*background, *CAPSULE, "run", "signals.sh"]
+    done = subprocess.run(command, env=cli.env, cwd=cli.cwd, capture_output=True, check=True)
+    zeros = "0" * 16
+    assert done.stdout.decode().split() == ["SigBlk:", zeros, "SigIgn:", zeros]
+
+
 def test_a_script_keeps_its_name_and_gets_its_arguments(cli: Cli) -> None:
     (cli.cwd / "hello.py").write_text("import sys; print(__file__, sys.argv[1:])")
     done = cli("run", "hello.py", "--", "one", "--two", "th ree")
