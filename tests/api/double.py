@@ -67,6 +67,9 @@ class ServiceDouble:
         self.keys = NoKeys()
         self.vault = None  # nobody asks this one for secrets
 
+    def ids(self) -> list[str]:
+        return list(self.sandboxes)
+
     def own(self, caller: Caller, id: str) -> None:
         self.get(id)
 

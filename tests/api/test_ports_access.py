@@ -102,6 +102,35 @@ def test_to_another_tenant_they_do_not_exist(place: Place, way: Any, spelling: A
         assert plain[0] == plain[1]
 
 
+def test_an_admin_may_come_for_the_tenant(place: Place) -> None:
+    """As everywhere, with X-Capsule-Tenant. Nobody else: they come for their own tenant."""
+    assert place.get(place.private, x_api_key=ADMIN).status_code == 404
+    seen = shown(place.get(place.private, x_api_key=ADMIN, x_capsule_tenant="blue"))
+    assert not seen.keys() & {"x-api-key", "x-capsule-tenant"}
+    for key, tenant in ((ADMIN, "red"), (ADMIN, "a/b"), (place.red, "blue")):
+        refused = place.get(place.private, x_api_key=key, x_capsule_tenant=tenant)
+        assert refused.status_code == 404, refused.text
+    assert place.get(place.private, x_capsule_tenant="blue").status_code == 502
+    assert place.get(place.private, x_api_key=place.blue, x_capsule_tenant="red").status_code == 200
+    contexts = by_name(place.private, 49999)
+    headers = {**contexts, "x-api-key": ADMIN, "x-capsule-tenant": "blue"}
+    assert place.http.get("/contexts", headers=headers).status_code == 200
+
+
+def test_whether_it_runs_is_told_to_whom_its_ports_are_open(place: Place) -> None:
+    token = Access.open(place.server.base / "data").token(place.private)
+    for port, running in ((49983, 204), (49999, 200)):
+        for id, headers, status in (
+            (place.public, {}, running),
+            (place.private, {}, 502),
+            (place.private, {"x-api-key": place.red}, 404),
+            (place.private, {"x-api-key": place.blue}, running),
+            (place.private, {"x-access-token": token}, running),
+        ):
+            found = place.http.get("/health", headers={**by_header(id, port), **headers})
+            assert found.status_code == status, (port, headers, found.text)
+
+
 def test_a_key_that_may_only_look_may_not_use_them(place: Place) -> None:
     assert place.get(place.private, x_api_key=place.looking).status_code == 403
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from capsule.edge import exec_socket
+from capsule.edge.e2b.access import Access
 from capsule.service import CreateRequest
 from tests.api.client import Api
 from tests.api.double import ServiceDouble, serving
@@ -45,6 +46,8 @@ async def test_stopping_with_execs_and_terminals_under_way(agent_binary: object)
         async with httpx.AsyncClient(verify=False, base_url=server.url, timeout=30) as http:
             api = Api(http)
             box = (await api.rpc("create", template="bash"))["id"]
+            volume = (await http.post("/volumes", json={"name": "v"})).json()
+            token = (await asyncio.to_thread(Access.open, server.base / "data")).token(box)
             loads = [
                 asyncio.create_task(
                     api.rpc("exec", id=box, cmd=f"echo {i} >> begun; sleep 2; echo {i}")
@@ -64,11 +67,29 @@ async def test_stopping_with_execs_and_terminals_under_way(agent_binary: object)
             assert refused is not None
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "unavailable"
+            for answer in await asyncio.gather(*beginning(http, box, token, volume)):
+                assert (answer.status_code, b"is stopping" in answer.content) == (503, True)
             assert [r["stdout"] for r in await asyncio.gather(*loads)] == [
                 f"{i}\n" for i in range(20)
             ]
             assert [c.rcvd.code for c in await asyncio.gather(*closings) if c.rcvd] == [1012] * 5
         assert await ended(server) == 0
+
+
+def beginning(
+    http: httpx.AsyncClient, box: str, token: str, volume: dict[str, str]
+) -> list[Coroutine[Any, Any, httpx.Response]]:
+    """What begins something behind E2B's doors."""
+    headers = {"x-access-token": token, "e2b-sandbox-id": box}
+    envd = {**headers, "e2b-sandbox-port": "49983"}
+    interpreter = {**headers, "e2b-sandbox-port": "49999"}
+    content = f"/volumecontent/{volume['volumeID']}/dir?path=/"
+    return [
+        http.post("/process.Process/Start", json={}, headers=envd),
+        http.post("/execute", json={"code": "1"}, headers=interpreter),
+        http.post("/contexts", json={}, headers=interpreter),
+        http.get(content, headers={"authorization": f"Bearer {volume['token']}"}),
+    ]
 
 
 async def closing_of(socket: Any) -> ConnectionClosed:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from capsule.errors import (
+    CapacityError,
     CapsuleError,
     ConflictError,
     InvalidError,
@@ -205,3 +206,28 @@ async def test_snapshots_and_steps_leave_volumes_out_and_forks_have_them(folder:
         assert await sh(service, fork.id, "stat -c %s data/big; cat own") == "1000000\nx\n"
         await service.steps.undo(id, 0)
         assert await sh(service, id, "ls; stat -c %s data/big") == "data\n1000000\n"
+
+
+async def test_no_tenant_has_all_that_looks_into_volumes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsule.service.volume_files.MOST", 3)
+    monkeypatch.setattr("capsule.service.volume_files.EACH", 2)
+    async with serving(folder) as service, contextlib.AsyncExitStack() as reading:
+
+        async def read(name: str, tenant: str) -> None:
+            """And go on doing so."""
+            volume = await service.volumes.create(name, tenant=tenant)
+            look = await service.volume_files.open(volume)
+            await look.files.write(f"{look.root}/f", b"x" * (8 * MIB))
+            await reading.enter_async_context(look.files.read(f"{look.root}/f"))
+
+        await read("one", "blue")
+        await read("two", "blue")
+        with pytest.raises(CapacityError, match=r"2 volumes of yours are being read .* limit 2"):
+            await read("three", "blue")
+        idle = await service.volumes.create("idle", tenant="red")
+        await service.volume_files.open(idle)
+        await read("one", "green")  # instead of the one that nobody uses
+        with pytest.raises(CapacityError, match=r"3 volumes are being read .* limit 3"):
+            await read("one", "yellow")

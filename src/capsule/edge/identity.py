@@ -75,8 +75,7 @@ class Identity:
             raise UnauthenticatedError("no API key", hint=_HINT)
         else:
             caller = OPERATOR
-        wanted = dict(scope["headers"]).get(AS_TENANT)
-        return caller if wanted is None else _acting(caller, wanted)
+        return acting(caller, scope)
 
     async def _known(self, presented: str) -> Caller:
         if (caller := await self._find(presented)) is not None:
@@ -104,9 +103,10 @@ class Identity:
         return found
 
 
-def _acting(caller: Caller, wanted: bytes) -> Caller:
-    """An admin in the place of another tenant."""
-    name = wanted.decode("latin-1").strip()
+def acting(caller: Caller, scope: Scope) -> Caller:
+    """An admin in the place of another tenant. Raises ForbiddenError, InvalidError."""
+    wanted = dict(scope["headers"]).get(AS_TENANT)
+    name = caller.tenant if wanted is None else wanted.decode("latin-1").strip()
     if name == caller.tenant:
         return caller
     if KeyScope.ADMIN not in caller.scopes:

@@ -108,17 +108,24 @@ def build_site(
     protect(web, service.own, public)
     identity, rates = Identity(config, service.keys), Rates(config)
     site: ASGIApp = KeyGuard(answering(route), identity, rates, public=public)
-    content = VolumeContent(service, config, access)
+    content = VolumeContent(service, config, gate, access)
     site = beside(site, {VOLUME_CONTENT: content, UPLOADS: verbs.uploads})
     ports = Ports(service, identity, config, gate, access)
-    rooms: dict[int, Room] = {
-        ENVD: Envd(service, access, identity, envd_calls(service, config, gate)),
-        INTERPRETER: Interpreter(service, access, identity, ports, config),
-    }
+    rooms = rooms_of(service, config, gate, access, identity, ports)
     site = AddressGuard(Doors(site, rooms, ports), config, rates)
     if config.allowed_origins:
         site = with_cors(site, config)
     return gate.wrap(verbs.observed.wrap(in_pieces(SiteGuard(site, config))))
+
+
+def rooms_of(
+    service: Service, config: Config, gate: Gate, access: Access, identity: Identity, ports: Ports
+) -> dict[int, Room]:
+    """What answers at ports of sandboxes where programs could."""
+    return {
+        ENVD: Envd(service, access, identity, ports, gate, envd_calls(service, config, gate)),
+        INTERPRETER: Interpreter(service, access, identity, ports, gate, config),
+    }
 
 
 def envd_calls(service: Service, config: Config, gate: Gate) -> dict[tuple[str, str], Call]:

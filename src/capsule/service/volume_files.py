@@ -3,12 +3,14 @@
 The server looks into no volume: programs have written there. A small sandbox that has nothing but
 the volume is created when somebody asks, used for whatever comes in the next seconds, and ended by
 the reaper as any that nobody uses. It is nobody's (`caller.ASIDE`): no tenant sees it, and it
-counts for none.
+counts for none. A tenant has at most `EACH` of them, and those who have more than others give way
+first: so nobody waits for somebody else's volumes while there is room.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import NamedTuple
 
 from capsule.errors import CapacityError, CapsuleError
@@ -22,7 +24,9 @@ from capsule.service.tasks import Tasks, outcome
 from capsule.service.values import CreateRequest, Volume
 
 IDLE = 10.0  # seconds
-MOST = 16  # at once
+MOST = 64  # at once
+EACH = 8  # of them, of one tenant
+_OWNER = "volume_tenant"  # in the notes of such a sandbox
 POINT = f"{WORKSPACE}/volume"
 
 
@@ -75,32 +79,51 @@ class VolumeFiles:
         await outcome(opening)
 
     async def _create(self, volume: Volume) -> SandboxId:
-        await self._make_room()
+        await self._make_room(volume.tenant)
         request = CreateRequest(
-            provider=volume.provider, ttl=self._parts.config.max_ttl, idle_timeout=IDLE
+            provider=volume.provider,
+            ttl=self._parts.config.max_ttl,
+            idle_timeout=IDLE,
+            notes={_OWNER: volume.tenant},
         )
         mount = VolumeMount(volume.id, POINT, False, volume.name)
         made = await self._sandboxes.create(request, tenant=ASIDE, volumes=(mount,))
         return made.id
 
-    async def _make_room(self) -> None:
-        """Who has not been used for the longest goes first."""
+    async def _make_room(self, tenant: str) -> None:
+        """Whoever comes meanwhile may take it: then once more. Raises CapacityError."""
+        while (too_many := self._too_many(tenant)) is not None:
+            if not await self._give_way(*too_many):
+                return
+
+    def _too_many(self, tenant: str) -> tuple[list[Entry], str] | None:
+        """Of whom one must go, and why. None: there is room."""
         known = self._aside()
-        if len(known) < MOST:
-            return
-        free = [entry for entry in known if entry.using == 0]
+        own = [entry for entry in known if entry.notes.get(_OWNER) == tenant]
+        if len(own) >= EACH:
+            return own, f"of yours are being read or written at once, limit {EACH}"
+        if len(known) >= MOST:
+            return known, f"are being read or written at once, limit {MOST}"
+        return None
+
+    async def _give_way(self, among: list[Entry], limit: str) -> bool:
+        """One of whoever has the most; of those, the one that was not used for the longest. False:
+        it could not be ended now, and the reaper tries again.
+        """
+        free = [entry for entry in among if entry.using == 0]
         if not free:
             raise CapacityError(
-                f"{len(known)} volumes are being read or written at once, limit {MOST}",
+                f"{len(among)} volumes {limit}",
                 retry_after=1.0,
                 hint="try again in a moment, or mount the volume in a sandbox",
-                limit=MOST,
             )
-        oldest = min(free, key=lambda entry: entry.active)
+        held = Counter(entry.notes.get(_OWNER) for entry in among)
+        oldest = min(free, key=lambda entry: (-held[entry.notes.get(_OWNER)], entry.active))
         try:
             await self._sandboxes.end(oldest, "another volume is needed")
         except CapsuleError:
-            return  # the reaper tries again
+            return False
+        return True
 
     def _serving(self, volume: Volume) -> Entry | None:
         for entry in self._aside():

@@ -7,15 +7,11 @@ stays the same across restarts and connects.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 _SECRET = 32
 _NAME = "e2b.secret"
@@ -66,31 +62,6 @@ class Access:
 
     def _of(self, kind: str, id: str) -> str:
         return hmac.digest(self._secret, f"{kind}:{id}".encode(), "sha256").hex()[:40]
-
-
-class Link(NamedTuple):
-    """What is signed of a link to a file, and the signature."""
-
-    path: str
-    operation: str  # read, or write
-    username: str
-    expiration: str | None
-    signature: str
-
-    def is_of(self, token: str) -> bool:
-        return same(self._digest(token), self.signature.removeprefix("v1_"))
-
-    def owner(self, access: Access, ids: Iterable[str]) -> str | None:
-        """Whose link it is, of these sandboxes: one hash each."""
-        return next((id for id in ids if self.is_of(access.token(id))), None)
-
-    def _digest(self, token: str) -> str:
-        """E2B's."""
-        parts = [self.path, self.operation, self.username, token]
-        if self.expiration is not None:
-            parts.append(self.expiration)
-        digest = hashlib.sha256(":".join(parts).encode("utf-8", "surrogateescape")).digest()
-        return base64.b64encode(digest).decode().rstrip("=")
 
 
 def same(one: str, other: str) -> bool:

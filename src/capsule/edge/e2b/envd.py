@@ -10,7 +10,6 @@ raises becomes an answer here, in Connect's words for an RPC, and in E2B's own f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import structlog
@@ -18,14 +17,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from capsule.edge.e2b.access import Access, Link, same
+from capsule.edge.drain import Gate
+from capsule.edge.e2b.access import Access, same
 from capsule.edge.e2b.connect import RpcError
 from capsule.edge.e2b.doors import Door
 from capsule.edge.e2b.guests import Guest, guest_of, name_in
+from capsule.edge.e2b.links import Link, Links
 from capsule.edge.e2b.rpc import Call, is_stream, json, refusal
 from capsule.edge.errors import HttpError, send_error, understand
-from capsule.edge.identity import CALLER, Identity
-from capsule.errors import CapsuleError, GoneError, NotFoundError, WrongStateError
+from capsule.edge.identity import ADDRESS, CALLER, Identity
+from capsule.edge.ports.pages import PortError
+from capsule.edge.ports.room import Ports
+from capsule.errors import CapsuleError, GoneError, NotFoundError, UnavailableError, WrongStateError
 from capsule.model import State
 from capsule.service import Service
 from capsule.service.caller import OPERATOR, Caller
@@ -34,6 +37,8 @@ from capsule.service.values import Sandbox
 NO_TOKEN = "unauthorized access, please provide a valid access token or method signing if supported"
 NO_SOCKET = "no WebSocket is at this port"
 FILES = "/files"
+HEALTH = "/health"
+BEGINS = "/process.Process/Start"  # refused while the server stops; what runs may end
 # Calls that change nothing: who only looks leaves no trail.
 LOOKS = frozenset(
     {"health", "envs", "metrics", "List", "Connect", "Stat", "ListDir", "WatchDir"}
@@ -48,39 +53,60 @@ class Envd:
         service: Service,
         access: Access,
         identity: Identity,
+        ports: Ports,
+        gate: Gate,
         calls: Mapping[tuple[str, str], Call],
     ) -> None:
         self._service = service
         self._identity = identity
         self._access = access
-        self._calls = {("GET", "/health"): healthy, **calls}
-        self._paths = {path for _, path in self._calls}
+        self._ports = ports
+        self._gate = gate
+        self._links = Links(access, service.ids)
+        self.calls = {("GET", HEALTH): healthy, **calls}
+        self._paths = {path for _, path in self.calls}
 
     async def enter(self, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await send_error(scope, receive, send, HttpError(404, "not_found", NO_SOCKET))
             return
         request = Request(scope, receive)
-        path = "/" + scope["path"].lstrip("/")
-        id = door.id or link_of(request).owner(self._access, self._service.ids())
-        if id is None:
-            answer = plain(401, "invalid signature")
-        elif (sandbox := running(self._service, id)) is None:
-            answer = not_running(id)
-        else:
-            answer = await self._answer(sandbox, request, path)
+        try:
+            id = door.id or await self._links.owner(Link.of(request), scope[ADDRESS])
+            answer = await self._entered(id, request) if id else self._of_nobody(request)
+        except PortError as error:
+            answer = not_running(door.id, error)
+        except CapsuleError as error:
+            await send_error(scope, receive, send, error)
+            return
         await answer(scope, receive, send)
 
+    def _of_nobody(self, request: Request) -> Response:
+        return plain(401, Link.of(request).late() or "invalid signature")
+
+    async def _entered(self, id: str, request: Request) -> Response:
+        """Who may not is told nothing of the sandbox, not even whether there is one."""
+        path = "/" + request.scope["path"].lstrip("/")
+        if refused := self._refused(id, request, path):
+            if path == HEALTH:
+                await self._ports.admit(id, request.scope)
+            elif await self._ports.stranger(id, request.scope):
+                return plain(404, "The sandbox was not found")
+            else:
+                return plain(401, refused)
+        sandbox = running(self._service, id)
+        return not_running(id) if sandbox is None else await self._answer(sandbox, request, path)
+
     async def _answer(self, sandbox: Sandbox, request: Request, path: str) -> Response:
-        if path != "/health" and (refused := self._refused(sandbox.id, request, path)):
-            return plain(401, refused)
-        call = self._calls.get((request.method, path))
+        call = self.calls.get((request.method, path))
         if call is None:
             return self._nowhere(request, path)
         if path.rpartition("/")[2] not in LOOKS:
             sign_in(self._identity, sandbox, request.scope)
         rpc = path.count("/") == 2
         try:
+            if path == BEGINS:
+                self._admit()
             user = request.query_params.get("username") if path == FILES else name_in(request)
             return await call(guest_of(self._service, sandbox, user or None), request)
         except RpcError as error:
@@ -90,6 +116,12 @@ class Envd:
         except Exception as error:  # the edge: whatever it is becomes an answer
             return self._refusal(sandbox.id, understand(error), rpc)
 
+    def _admit(self) -> None:
+        try:
+            self._gate.admit()
+        except UnavailableError as error:
+            raise RpcError.of(error) from None
+
     def _refused(self, id: str, request: Request, path: str) -> str | None:
         """Why: neither the sandbox's token nor, for a file, its signature."""
         given, token = request.headers.get("x-access-token"), self._access.token(id)
@@ -97,14 +129,7 @@ class Envd:
             return None
         if path != FILES or given is not None:
             return NO_TOKEN
-        link = link_of(request)
-        if not link.signature:
-            return "missing signature query parameter"
-        if not link.is_of(token):
-            return "invalid signature"
-        if link.expiration is not None and not _ahead(link.expiration):
-            return "signature is already expired"
-        return None
+        return Link.of(request).problem(token)
 
     def _refusal(self, id: str, error: CapsuleError, rpc: bool) -> Response:
         if isinstance(error, GoneError | WrongStateError) and running(self._service, id) is None:
@@ -119,21 +144,6 @@ class Envd:
         if path.count("/") == 2:
             return json({"code": "unimplemented", "message": f"no such call: {path[:100]}"}, 404)
         return plain(404, f"no such path: {path[:100]}")
-
-
-def link_of(request: Request) -> Link:
-    query = request.query_params
-    return Link(
-        path=query.get("path", ""),
-        operation="read" if request.method in ("GET", "HEAD") else "write",
-        username=query.get("username", ""),
-        expiration=query.get("signature_expiration"),
-        signature=query.get("signature", ""),
-    )
-
-
-def _ahead(expiration: str) -> bool:
-    return expiration.isdecimal() and len(expiration) < 18 and int(expiration) >= time.time()
 
 
 async def healthy(guest: Guest, request: Request) -> Response:
@@ -158,9 +168,10 @@ def running(service: Service, id: str) -> Sandbox | None:
     return found if awake else None
 
 
-def not_running(id: str) -> Response:
+def not_running(id: str, error: PortError | None = None) -> Response:
     """The SDKs look for these words, and for this status."""
-    return json({"sandboxId": id, "message": "The sandbox was not found", "code": 502}, 502)
+    status, message = (error.status, error.message) if error else (502, "The sandbox was not found")
+    return json({"sandboxId": id, "message": message, "code": status}, status)
 
 
 def plain(status: int, message: str) -> Response:

@@ -14,7 +14,7 @@ Errors are plain text, as the SDKs show it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from capsule.config import Config
 from capsule.edge.body import read_json
+from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access, same
 from capsule.edge.e2b.doors import Door
 from capsule.edge.e2b.envd import NO_TOKEN, not_running, running, sign_in
@@ -40,6 +41,10 @@ from capsule.service.values import Sandbox
 DEFAULTS = {"default-python": "python", "default-javascript": "javascript"}
 KNOWN = {"js": "javascript", "ts": "typescript", "py": "python", "sh": "bash"}
 T = TypeVar("T")
+Call = Callable[[Sandbox, Request, str], Awaitable[Response]]
+NAME = "{name}"
+EXECUTE = ("POST", "execute")
+SITE = "sec-fetch-site"
 BOTH = "Only one of context_id or language can be provided"
 IN_LINE = 5.0  # seconds until a run that has not begun is answered, so that the client knows
 
@@ -65,13 +70,28 @@ class Refused(Exception):
 
 class Interpreter:
     def __init__(
-        self, service: Service, access: Access, identity: Identity, ports: Ports, config: Config
+        self,
+        service: Service,
+        access: Access,
+        identity: Identity,
+        ports: Ports,
+        gate: Gate,
+        config: Config,
     ) -> None:
         self._service = service
         self._identity = identity
         self._access = access
         self._ports = ports
+        self._gate = gate
         self._most = config.max_exec_timeout
+        self.calls: dict[tuple[str, ...], Call] = {
+            ("GET", "health"): self._healthy,
+            EXECUTE: self._execute,
+            ("POST", "contexts"): self._create,
+            ("GET", "contexts"): self._list,
+            ("DELETE", "contexts", NAME): self._delete,
+            ("POST", "contexts", NAME, "restart"): self._restart,
+        }
 
     async def enter(self, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,54 +117,53 @@ class Interpreter:
         return PlainTextResponse(text, error.http_status)
 
     async def _answer(self, door: Door, request: Request) -> Response:
+        parts = request.url.path.strip("/").split("/")
+        call = request.method, *parts[:1], *(NAME for _ in parts[1:2]), *parts[2:]
+        await self._admit(door.id, request, call == EXECUTE)
         sandbox = running(self._service, door.id)
         if sandbox is None:
             return not_running(door.id)
-        parts = request.url.path.strip("/").split("/")
-        match request.method, parts:
-            case "GET", ["health"]:
-                return PlainTextResponse("OK")
-            case "POST", ["execute"]:
-                token = request.headers.get("x-access-token", "")
-                if not same(token, self._access.token(door.id)):
-                    raise Refused(401, NO_TOKEN)
-                sign_in(self._identity, sandbox, request.scope)
-                return await self._execute(sandbox, request)
-        # The SDKs send no token with these: they are open to whom the sandbox's ports are, but not
-        # to the web pages that those show.
-        await self._ports.admit(door.id, request.scope)
-        if "origin" in request.headers or "sec-fetch-site" in request.headers:
+        if call not in self.calls:
+            raise Refused(404, f"no such path: {request.method} {request.url.path[:100]}")
+        if "contexts" in call and ("origin" in request.headers or SITE in request.headers):
             raise Refused(403, "contexts are not for web pages; use an SDK")
-        match request.method, parts:
-            case "POST", ["contexts"]:
-                return await self._create(sandbox, request)
-            case "GET", ["contexts"]:
-                return _json(await self._list(sandbox))
-            case "DELETE", ["contexts", name]:
-                return await self._delete(sandbox, name)
-            case "POST", ["contexts", name, "restart"]:
-                return await self._restart(sandbox, name)
-        raise Refused(404, f"no such path: {request.method} {request.url.path[:100]}")
+        return await self.calls[call](sandbox, request, "".join(parts[1:2]))
 
-    async def _create(self, sandbox: Sandbox, request: Request) -> Response:
+    async def _admit(self, id: str, request: Request, takes_token: bool) -> None:
+        """Code is for who has the sandbox's token. With all else the SDKs send none, so that is
+        open to whom the sandbox's ports are, too."""
+        if same(request.headers.get("x-access-token", ""), self._access.token(id)):
+            return
+        if not takes_token:
+            await self._ports.admit(id, request.scope)
+        elif await self._ports.stranger(id, request.scope):
+            raise pages.not_found(known_caller=True)
+        else:
+            raise Refused(401, NO_TOKEN)
+
+    async def _healthy(self, sandbox: Sandbox, request: Request, name: str) -> Response:
+        return PlainTextResponse("OK")
+
+    async def _create(self, sandbox: Sandbox, request: Request, name: str) -> Response:
+        self._gate.admit()
         body = await read_json(request, MakeContext)
         call = ContextCall(self._language(sandbox, body.language), cwd=body.cwd)
         return _json(_view(await self._service.contexts.create(sandbox.id, call)))
 
-    async def _list(self, sandbox: Sandbox) -> list[dict[str, str]]:
+    async def _list(self, sandbox: Sandbox, request: Request, name: str) -> Response:
         found = {each.id: _view(each) for each in await self._service.contexts.list(sandbox.id)}
         home = self._service.environ(sandbox.id).get("HOME", "/")
         for language in self._service.contexts.languages(sandbox.id):
             if language in DEFAULTS.values():
-                name = f"default-{language}"
-                found.setdefault(name, {"id": name, "language": language, "cwd": home})
-        return list(found.values())
+                id = f"default-{language}"
+                found.setdefault(id, {"id": id, "language": language, "cwd": home})
+        return _json(list(found.values()))
 
-    async def _delete(self, sandbox: Sandbox, name: str) -> Response:
+    async def _delete(self, sandbox: Sandbox, request: Request, name: str) -> Response:
         await self._known(name, self._service.contexts.delete(sandbox.id, name))
         return PlainTextResponse("")
 
-    async def _restart(self, sandbox: Sandbox, name: str) -> Response:
+    async def _restart(self, sandbox: Sandbox, request: Request, name: str) -> Response:
         """One that nobody has started yet is as new."""
         if name not in DEFAULTS:
             await self._known(name, self._service.contexts.restart(sandbox.id, name))
@@ -161,7 +180,9 @@ class Interpreter:
         except NotFoundError:
             raise Refused(404, f"Context {name} not found") from None
 
-    async def _execute(self, sandbox: Sandbox, request: Request) -> Response:
+    async def _execute(self, sandbox: Sandbox, request: Request, name: str) -> Response:
+        self._gate.admit()
+        sign_in(self._identity, sandbox, request.scope)
         body = await read_json(request, Execute)
         if body.context_id and body.language:
             raise Refused(400, BOTH)

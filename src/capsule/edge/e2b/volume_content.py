@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from capsule.config import Config
 from capsule.edge.body import chunks, lift, read_json
 from capsule.edge.download import open_download
+from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access, same
 from capsule.edge.e2b.control_shapes import Body
 from capsule.edge.e2b.control_views import View
@@ -129,11 +130,12 @@ Call = Callable[[Visitor], Awaitable[Response]]
 class VolumeContent:
     """An app beside the site: what it asks for is no key."""
 
-    def __init__(self, service: Service, config: Config, access: Access) -> None:
+    def __init__(self, service: Service, config: Config, gate: Gate, access: Access) -> None:
         self._service = service
+        self._gate = gate
         self._max_upload = config.max_upload
         self._access = access
-        self._calls: dict[str, dict[str, Call]] = {
+        self.calls: dict[str, dict[str, Call]] = {
             "path": {"GET": about, "PATCH": change, "DELETE": remove},
             "dir": {"GET": list_dir, "POST": make_dir},
             "file": {"GET": download, "PUT": self._upload},
@@ -150,12 +152,13 @@ class VolumeContent:
     async def _answer(self, request: Request) -> Response:
         id, _, what = request.scope["path"].removeprefix(PREFIX).partition("/")
         volume = self._opened(request, id)
-        calls = self._calls.get(what)
+        calls = self.calls.get(what)
         if calls is None:
             raise NotFoundError(f"no such path: {request.scope['path'][:100]}")
         call = calls.get("GET" if request.method == "HEAD" else request.method)
         if call is None:
             raise wrong_method(request.method, sorted(calls))
+        self._gate.admit()
         look = await self._service.volume_files.open(volume)
         visitor = Visitor(request, look.files, look.root)
         try:

@@ -21,11 +21,18 @@ from capsule.edge.body import unhurried
 from capsule.edge.drain import Gate
 from capsule.edge.e2b.doors import Door
 from capsule.edge.errors import Answer, understand
-from capsule.edge.identity import ADDRESS, KEY_PROTOCOL, Identity, presented, words_of
+from capsule.edge.identity import ADDRESS, KEY_PROTOCOL, Identity, acting, presented, words_of
 from capsule.edge.ports import http, pages, socket
 from capsule.edge.ports.headers import Origin, framing, inwards
 from capsule.edge.sockets import Left
-from capsule.errors import CapsuleError, GoneError, NotFoundError, WrongStateError
+from capsule.errors import (
+    CapsuleError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    WrongStateError,
+)
 from capsule.service import Service
 from capsule.service.caller import Caller, KeyScope
 from capsule.service.ports import CLOSED, PortStream
@@ -101,7 +108,7 @@ class Ports:
         callers, secret = list[Caller](), set[bytes]()
         for name, key in presented(scope):
             if (caller := await self._identity.holder(key)) is not None:
-                callers.append(caller)
+                callers.append(_as_wished(caller, scope))
                 secret.add(name)
         for name, value in scope["headers"]:
             if self._tokens.is_one(id, value.decode("latin-1").strip()):
@@ -123,6 +130,15 @@ class Ports:
     async def admit(self, id: str, scope: Scope) -> Sandbox:
         """Raises PortError where a request may not come to a port of the sandbox."""
         return self._admitted(id, scope, await self._shown(id, scope))
+
+    async def stranger(self, id: str, scope: Scope) -> bool:
+        """Whether a key of ours is shown, and none of the sandbox's tenant, if there is one."""
+        callers = (await self._shown(id, scope)).callers
+        try:
+            tenant = self._service.get(id).tenant
+        except (NotFoundError, GoneError):
+            return bool(callers)
+        return bool(callers) and all(caller.tenant != tenant for caller in callers)
 
     def _admitted(self, id: str, scope: Scope, shown: Shown) -> Sandbox:
         missing = pages.not_found(known_caller=bool(shown.callers))
@@ -163,6 +179,14 @@ class Ports:
             if error.details.get("cause") == CLOSED:
                 raise pages.closed(door.port) from None
             raise
+
+
+def _as_wished(caller: Caller, scope: Scope) -> Caller:
+    """For the tenant that an admin names. Who may name none comes for their own."""
+    try:
+        return acting(caller, scope)
+    except (ForbiddenError, InvalidError):
+        return caller
 
 
 async def _carry_request(
