@@ -203,6 +203,34 @@ def test_lines_of_ipython(interpreter: Sandbox) -> None:
         run("%timeit 1")
 
 
+def test_code_that_is_indented_as_a_whole(interpreter: Sandbox) -> None:
+    code = """
+        total = 0
+        for n in range(3):
+            total += n
+        total
+    """
+    assert interpreter.run_code(code).text == "3"
+
+
+def test_what_notebooks_show_results_with(interpreter: Sandbox) -> None:
+    code = "from IPython.display import HTML, Image, Markdown, display\n"
+    (raw,) = interpreter.run_code(code + "display({'text/latex': '$x$'}, raw=True)").results
+    assert (list(raw.formats()), raw.latex) == (["latex"], "$x$")
+    (html,) = interpreter.run_code("HTML('<b>so</b>')").results
+    assert html.html == "<b>so</b>" and html.is_main_result
+    shown = interpreter.run_code("display(Markdown('*m*'), Image(b'\\xff\\xd8'))").results
+    assert (shown[0].markdown, bool(shown[1].jpeg)) == ("*m*", True)
+
+
+def test_the_newest_context_is_listed_last(interpreter: Sandbox) -> None:
+    made = interpreter.create_code_context(cwd="/home/user/not/there/yet")
+    last = interpreter.list_code_contexts()[-1]
+    assert (last.id, last.cwd) == (made.id, "/home/user/not/there/yet")
+    assert interpreter.run_code("import os; os.getcwd()", context=made).text == made.cwd
+    interpreter.remove_code_context(made)
+
+
 def test_a_file_of_the_sdk_is_there_for_the_code(interpreter: Sandbox) -> None:
     interpreter.files.write("data.txt", "from outside")
     assert interpreter.run_code("open('data.txt').read()").text == "from outside"

@@ -80,3 +80,15 @@ def test_a_table_is_told_column_by_column() -> None:
     assert charts.data(raw(table)) == {"n": [1, 2], "s": ["a", None]}
     assert charts.data(raw({"columns": ["n"], "rows": []})) == {"n": []}
     assert charts.data(raw([1])) is None
+
+
+def test_as_the_suites_of_the_sdk_want_it() -> None:
+    """Nothing said is None, numbers are floats, and lying bars are measured on the y-axis."""
+    bare = read({"type": "line", "series": [{"label": "", "x": [1], "y": [2]}]})
+    assert (bare.title, bare.x_label, bare.elements[0].label) == (None, None, "Line 0")
+    assert [type(each) for each in bare.elements[0].points[0]] == [float, float]
+    bars = {"label": "", "x": ["a"], "y": [1], "horizontal": True}
+    lying = read({"type": "bar", "series": [bars], **AXES})
+    assert (lying.x_label, lying.y_label) == ("speed", "time (s)")
+    assert lying.elements[0].group == "Group 0"
+    assert read({"type": "unknown", "title": "T"}).elements == []

@@ -178,7 +178,8 @@ class Result:
     def __init__(self, value, run, main):
         self.body = {"k": "result", "run": run, "main": main}
         self.errors = {}
-        self._add("text", lambda: text_of(repr(value)))
+        if not isinstance(value, Bundle):
+            self._add("text", lambda: text_of(repr(value)))
         if not isinstance(value, type):
             self._bundle(value)
             for form in FORMS:
@@ -292,12 +293,12 @@ def figure_png(figure):
 
 def figure_chart(figure):
     title = getattr(figure, "_suptitle", None)
-    charts = [axes_chart(axes) for axes in figure.axes[:50]]
-    charts = [chart for chart in charts if chart is not None]
-    if len(charts) == 1:
-        return charts[0]
+    every = [axes_chart(axes) for axes in figure.axes[:50] if axes.has_data()]
+    charts = [chart for chart in every if chart["type"] != "unknown"] or every[:1]
     if not charts:
         return None
+    if len(charts) == 1:
+        return charts[0]
     return {
         "type": "several",
         "title": text_of(title.get_text()) if title else "",
@@ -307,19 +308,20 @@ def figure_chart(figure):
 
 def axes_chart(axes):
     kind, series = axes_series(axes)
-    if kind is None:
-        return None
     return {
         "type": kind,
         "title": text_of(axes.get_title()),
-        "x": axis_of(axes.xaxis, axes.get_xlabel(), axes.get_xscale()),
-        "y": axis_of(axes.yaxis, axes.get_ylabel(), axes.get_yscale()),
+        "x": axis_of(axes.xaxis, axes.get_xlabel()),
+        "y": axis_of(axes.yaxis, axes.get_ylabel()),
         "series": series,
     }
 
 
-def axis_of(axis, label, scale):
+def axis_of(axis, label):
     places = list(axis.get_ticklocs())[:MOST_TICKS]
+    scale = scale_of(axis)
+    if scale == "datetime":
+        places = as_given(axis, places)
     names = [text_of(tick.get_text()) for tick in axis.get_ticklabels()[:MOST_TICKS]]
     return {
         "label": text_of(label),
@@ -327,6 +329,26 @@ def axis_of(axis, label, scale):
         "ticks": [clean(place, DEEPEST) for place in places],
         "tick_labels": names,
     }
+
+
+def scale_of(axis):
+    """Dates and names are numbers to matplotlib; what they were, its converter knows."""
+    converter = axis.get_converter() if hasattr(axis, "get_converter") else axis.converter
+    kind = type(converter).__name__
+    if "Date" in kind:
+        return "datetime"
+    return "categorical" if kind == "StrCategoryConverter" else axis.get_scale()
+
+
+def as_given(axis, numbers):
+    scale = scale_of(axis)
+    if scale == "datetime":
+        dates = sys.modules["matplotlib.dates"]
+        return [dates.num2date(each).isoformat() for each in numbers]
+    if scale == "categorical":
+        names = {place: name for name, place in axis.units._mapping.items()}
+        return [names.get(each, each) for each in numbers]
+    return numbers
 
 
 def axes_series(axes):
@@ -344,17 +366,16 @@ def axes_series(axes):
     lines = [line for line in axes.lines if len(line.get_xdata())]
     if lines:
         return "line", [
-            {"label": label_of(line), **points(line.get_xdata(), line.get_ydata())}
-            for line in lines[:100]
+            {"label": label_of(line), **line_points(axes, line)} for line in lines[:100]
         ]
     dots = [each for each in axes.collections if is_a(each, "matplotlib", "PathCollection")]
     if dots:
         found = [(each, each.get_offsets()) for each in dots[:100]]
         return "scatter", [
-            {"label": label_of(each), **points([p[0] for p in at], [p[1] for p in at])}
+            {"label": label_of(each), **points(axes, [p[0] for p in at], [p[1] for p in at])}
             for each, at in found
         ]
-    return None, []
+    return "unknown", []
 
 
 def bar_series(axes, container):
@@ -376,12 +397,15 @@ def bar_series(axes, container):
     return series
 
 
-def points(xs, ys):
+def line_points(axes, line):
+    plain = scale_of(axes.xaxis) != "datetime" and scale_of(axes.yaxis) != "datetime"
+    return points(axes, line.get_xdata(orig=plain), line.get_ydata(orig=plain))
+
+
+def points(axes, xs, ys):
     most = MOST_POINTS
-    return {
-        "x": [clean(x, DEEPEST) for x in list(xs)[:most]],
-        "y": [clean(y, DEEPEST) for y in list(ys)[:most]],
-    }
+    xs, ys = as_given(axes.xaxis, list(xs)[:most]), as_given(axes.yaxis, list(ys)[:most])
+    return {"x": [clean(x, DEEPEST) for x in xs], "y": [clean(y, DEEPEST) for y in ys]}
 
 
 def label_of(artist):
@@ -389,14 +413,15 @@ def label_of(artist):
     return "" if label.startswith("_") else label
 
 
-class PyplotHook:
-    """When pyplot is imported: `show` sends the figures, and box plots remember their numbers."""
+class ImportHook:
+    """Calls `loaded` with a module when it is imported for the first time."""
 
-    def __init__(self, show):
-        self._show = show
+    def __init__(self, module, loaded):
+        self._module = module
+        self._loaded = loaded
 
     def find_spec(self, name, path=None, target=None):
-        if name != "matplotlib.pyplot":
+        if name != self._module:
             return None
         import importlib.util
 
@@ -404,28 +429,123 @@ class PyplotHook:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: self._loaded(load, module)
+
+            def exec_module(module):
+                load(module)
+                self._loaded(module)
+
+            spec.loader.exec_module = exec_module
         return spec
 
-    def _loaded(self, load, module):
-        load(module)
-        show = self._show
-        module.show = lambda *args, **kwargs: show()
-        axes = sys.modules["matplotlib.axes"].Axes
-        draw = axes.bxp
 
-        def bxp(self, bxpstats, *args, **kwargs):
-            names = {"whislo": "low", "q1": "q1", "med": "median", "q3": "q3", "whishi": "high"}
-            known = getattr(self, "_capsule_boxes", [])
-            for stats in bxpstats[:1000]:
-                box = {new: clean(stats.get(old), DEEPEST) for old, new in names.items()}
-                box["label"] = text_of(str(stats.get("label", "") or ""))
-                box["outliers"] = [clean(y, DEEPEST) for y in list(stats.get("fliers", ()))[:1000]]
+def hook_pyplot(pyplot, show):
+    """`show` sends the figures, and box plots remember their numbers."""
+    pyplot.show = lambda *args, **kwargs: show()
+    axes = sys.modules["matplotlib.axes"].Axes
+    draw = axes.bxp
+
+    def bxp(self, bxpstats, *args, **kwargs):
+        names = {"whislo": "low", "q1": "q1", "med": "median", "q3": "q3", "whishi": "high"}
+        known = getattr(self, "_capsule_boxes", [])
+        for stats in bxpstats[:1000]:
+            box = {new: clean(stats.get(old), DEEPEST) for old, new in names.items()}
+            box["label"] = text_of(str(stats.get("label", "") or ""))
+            box["outliers"] = [clean(y, DEEPEST) for y in list(stats.get("fliers", ()))[:1000]]
+            if box not in known:  # one that is drawn over itself, in another color
                 known.append(box)
-            self._capsule_boxes = known
-            return draw(self, bxpstats, *args, **kwargs)
+        self._capsule_boxes = known
+        return draw(self, bxpstats, *args, **kwargs)
 
-        axes.bxp = bxp
+    axes.bxp = bxp
+
+
+def hook_pillow(pillow, display):
+    """There is no screen: an image that is shown, or saved as a file, is a result."""
+    save = pillow.Image.save
+
+    def shown_save(self, fp, *args, **kwargs):
+        save(self, fp, *args, **kwargs)
+        asked = sys._getframe(1).f_globals.get("__name__") == "__main__"  # and no library
+        if asked and isinstance(fp, (str, bytes, os.PathLike)):
+            display(self)
+
+    pillow.Image.save = shown_save
+    pillow.Image.show = lambda self, *args, **kwargs: display(self)
+
+
+class Bundle:
+    """Forms by their MIME types, and no other."""
+
+    def __init__(self, forms):
+        self._forms = forms
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return self._forms
+
+
+MARKUP = {
+    "HTML": "text/html",
+    "Markdown": "text/markdown",
+    "Latex": "text/latex",
+    "SVG": "image/svg+xml",
+    "Javascript": "application/javascript",
+    "JSON": "application/json",
+    "Pretty": "text/plain",
+}
+
+
+class Notebook:
+    """Finds `IPython` and `IPython.display` where there is none: code that was written for
+    notebooks shows its results with them.
+    """
+
+    def __init__(self, display):
+        self._display = display
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in ("IPython", "IPython.display"):
+            return None
+        import importlib.machinery
+
+        return importlib.machinery.ModuleSpec(name, self, is_package=name == "IPython")
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.display = self._display
+        if module.__name__ == "IPython":
+            module.get_ipython = lambda: None
+            module.version_info, module.__version__ = (9, 0, 0, ""), "9.0.0"  # libraries look
+            return
+        for name, mime in MARKUP.items():
+            setattr(module, name, self._form(name, mime))
+        module.Image = self._image
+        module.clear_output = lambda *args, **kwargs: None
+        for name in ("html", "markdown", "svg", "png", "jpeg", "latex", "json", "javascript"):
+            setattr(module, f"display_{name}", self._display)
+
+    def _form(self, name, mime):
+        def init(self, data=None, url=None, filename=None, **how):
+            if filename is not None:
+                with open(filename, encoding="utf-8") as file:
+                    data = file.read()
+            self.data = data
+
+        def bundle(self, include=None, exclude=None):
+            return {mime: self.data}
+
+        body = {"__init__": init, "_repr_mimebundle_": bundle, "__module__": "IPython.display"}
+        return type(name, (), body)
+
+    @staticmethod
+    def _image(data=None, url=None, filename=None, **how):
+        path = filename if filename is not None else data
+        if isinstance(path, str):
+            with open(path, "rb") as file:
+                data = file.read()
+        kind = "image/jpeg" if data[:2] == b"\xff\xd8" else "image/png"
+        return Bundle({kind: data})
 
 
 class Kernel:
@@ -552,10 +672,10 @@ class Kernel:
         if len(self.sources) > MOST_SOURCES:
             linecache.cache.pop(self.sources.pop(0), None)
 
-    def display(self, *values):
-        """Show values as results, in every form they offer."""
+    def display(self, *values, raw=False, **how):
+        """Show values as results, in every form they offer; `raw` ones are these forms."""
         for value in values:
-            self.tell(value, main=False)
+            self.tell(Bundle(value) if raw else value, main=False)
 
     def tell(self, value, main):
         self.wire.send(Result(value, self.run, main).body)
@@ -615,7 +735,10 @@ def main():
         stream.reconfigure(line_buffering=True, write_through=False)
     os.environ.setdefault("MPLBACKEND", "Agg")
     kernel = Kernel(Wire())
-    sys.meta_path.insert(0, PyplotHook(kernel.show_figures))
+    shown, display = kernel.show_figures, kernel.display
+    sys.meta_path.insert(0, ImportHook("matplotlib.pyplot", lambda it: hook_pyplot(it, shown)))
+    sys.meta_path.insert(0, ImportHook("PIL.Image", lambda it: hook_pillow(it, display)))
+    sys.meta_path.append(Notebook(display))
     kernel.serve()
 
 

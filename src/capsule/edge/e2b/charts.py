@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-_UNIT = re.compile(r"\(([^()]{1,50})\)\s*$")
+_UNIT = re.compile(r"\s\(([^()]{1,50})\)|\[([^\[\]]{1,50})\]")
 _POINTS = ("line", "scatter")
 
 
@@ -58,54 +58,73 @@ def _chart(found: Chart) -> dict[str, Any]:
         elements = [_chart(each) for each in found.charts]
         return {"type": "superchart", "title": found.title, "elements": elements}
     kind = {"box": "box_and_whisker"}.get(found.type, found.type)
-    body: dict[str, Any] = {"type": kind, "title": found.title}
-    if kind != "pie":
-        for name, axis in (("x", found.x), ("y", found.y)):
-            unit = _UNIT.search(axis.label)
-            body |= {f"{name}_label": axis.label, f"{name}_unit": unit[1] if unit else None}
-            if kind in _POINTS:
-                body |= {
-                    f"{name}_ticks": axis.ticks,
-                    f"{name}_tick_labels": axis.tick_labels,
-                    f"{name}_scale": axis.scale,
-                }
+    body: dict[str, Any] = {"type": kind, "title": found.title or None}
+    if kind not in ("pie", "unknown"):
+        axes = (found.x, found.y)
+        if any(each.get("horizontal") for each in found.series):
+            axes = (found.y, found.x)
+        for name, axis in zip("xy", axes, strict=True):
+            body |= _axis(name, axis, points=kind in _POINTS)
     made = _ELEMENTS.get(kind)
-    body["elements"] = [] if made is None else [e for each in found.series for e in made(each)]
+    series = enumerate(found.series)
+    body["elements"] = [] if made is None else [e for n, each in series for e in made(each, n)]
     return body
 
 
-def _points(series: dict[str, Any]) -> list[dict[str, Any]]:
-    points = [list(pair) for pair in zip(series["x"], series["y"], strict=False)]
-    return [{"label": series["label"], "points": points}]
+def _axis(name: str, axis: Axis, *, points: bool) -> dict[str, Any]:
+    unit = _UNIT.search(axis.label)
+    told = {f"{name}_label": axis.label or None, f"{name}_unit": unit and (unit[1] or unit[2])}
+    if not points:
+        return told
+    ticks = [_number(each) for each in axis.ticks]
+    scale = {f"{name}_tick_labels": axis.tick_labels, f"{name}_scale": axis.scale}
+    return {**told, f"{name}_ticks": ticks, **scale}
 
 
-def _bars(series: dict[str, Any]) -> list[dict[str, Any]]:
-    group = series["label"]
+def _number(value: Any) -> Any:
+    """As E2B's, which are never whole; what is no number is as it is."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _points(series: dict[str, Any], n: int) -> list[dict[str, Any]]:
     pairs = zip(series["x"], series["y"], strict=False)
-    return [{"label": str(x), "group": group, "value": y} for x, y in pairs]
+    points = [[_number(x), _number(y)] for x, y in pairs]
+    return [{"label": series["label"] or f"Line {n}", "points": points}]
 
 
-def _slices(series: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"label": series["label"], "angle": series["value"] * 360, "radius": 1.0}]
+def _dots(series: dict[str, Any], n: int) -> list[dict[str, Any]]:
+    (made,) = _points(series, n)
+    return [{**made, "label": series["label"]}]
 
 
-def _boxes(series: dict[str, Any]) -> list[dict[str, Any]]:
+def _bars(series: dict[str, Any], n: int) -> list[dict[str, Any]]:
+    group = series["label"] or f"Group {n}"
+    pairs = zip(series["x"], series["y"], strict=False)
+    return [{"label": str(x), "group": group, "value": _number(y)} for x, y in pairs]
+
+
+def _slices(series: dict[str, Any], n: int) -> list[dict[str, Any]]:
+    angle = round(series["value"] * 360, 9)
+    return [{"label": series["label"], "angle": angle, "radius": 1.0}]
+
+
+def _boxes(series: dict[str, Any], n: int) -> list[dict[str, Any]]:
     return [
         {
             "label": series["label"],
-            "min": series["low"],
-            "first_quartile": series["q1"],
-            "median": series["median"],
-            "third_quartile": series["q3"],
-            "max": series["high"],
-            "outliers": series["outliers"],
+            "min": _number(series["low"]),
+            "first_quartile": _number(series["q1"]),
+            "median": _number(series["median"]),
+            "third_quartile": _number(series["q3"]),
+            "max": _number(series["high"]),
+            "outliers": [_number(each) for each in series["outliers"]],
         }
     ]
 
 
-_ELEMENTS: dict[str, Callable[[dict[str, Any]], list[dict[str, Any]]]] = {
+_ELEMENTS: dict[str, Callable[[dict[str, Any], int], list[dict[str, Any]]]] = {
     "line": _points,
-    "scatter": _points,
+    "scatter": _dots,
     "bar": _bars,
     "pie": _slices,
     "box_and_whisker": _boxes,

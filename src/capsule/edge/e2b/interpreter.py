@@ -145,18 +145,24 @@ class Interpreter:
         return PlainTextResponse("OK")
 
     async def _create(self, sandbox: Sandbox, request: Request, name: str) -> Response:
+        """A folder that is not there is made."""
         self._gate.admit()
         body = await read_json(request, MakeContext)
         call = ContextCall(self._language(sandbox, body.language), cwd=body.cwd)
+        if body.cwd is not None:
+            await self._service.files(sandbox.id).mkdir(body.cwd)
         return _json(_view(await self._service.contexts.create(sandbox.id, call)))
 
     async def _list(self, sandbox: Sandbox, request: Request, name: str) -> Response:
-        found = {each.id: _view(each) for each in await self._service.contexts.list(sandbox.id)}
+        """Those that are always there first, then the oldest; the last is the newest."""
         home = self._service.environ(sandbox.id).get("HOME", "/")
-        for language in self._service.contexts.languages(sandbox.id):
-            if language in DEFAULTS.values():
-                id = f"default-{language}"
-                found.setdefault(id, {"id": id, "language": language, "cwd": home})
+        able = self._service.contexts.languages(sandbox.id)
+        found = {
+            name: {"id": name, "language": language, "cwd": home}
+            for name, language in DEFAULTS.items()
+            if language in able
+        }
+        found |= {each.id: _view(each) for each in await self._service.contexts.list(sandbox.id)}
         return _json(list(found.values()))
 
     async def _delete(self, sandbox: Sandbox, request: Request, name: str) -> Response:

@@ -1,5 +1,5 @@
-"""Lines that IPython understands and Python does not, as programs for E2B use them: `!command`,
-and a few of `%magic`. Code without such lines is left as it is.
+"""What IPython understands and Python does not, as programs for E2B use it: code that is indented
+as a whole, `!command`, and a few of `%magic`. Code without that is left as it is.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ _SILENT = frozenset({"matplotlib", "config", "load_ext", "autoreload"})
 
 def plain(code: str) -> str:
     """Raises InvalidError naming a magic that is not known."""
+    code = _outdented(code)
     if _LINE.search(code) is None or _is_python(code):
         return code
     return _LINE.sub(_said, code)
+
+
+def _outdented(code: str) -> str:
+    """By what the first line is indented by: so far as a line begins with that."""
+    first = next((line for line in code.splitlines() if line.strip()), "")
+    indent = first[: len(first) - len(first.lstrip(" \t"))]
+    return re.sub(f"^{indent}", "", code, flags=re.MULTILINE) if indent else code
 
 
 def _is_python(code: str) -> bool:
