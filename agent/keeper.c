@@ -82,10 +82,11 @@ static void end_processes(void) {
     while (waitpid(keeper.init, NULL, 0) < 0 && errno == EINTR) {}
 }
 
+/* The disk has no name anywhere and we are the last to hold it: whatever becomes of us, the kernel unmounts it and frees its
+ * blocks when we are gone. That takes it a millisecond, more if much is yet unwritten, for which nobody has to wait. */
 static void shut_down(struct conn *asked) {
     drop_fd(&keeper.listener);
     end_processes();
-    drop_fd(&keeper.disk_fd); /* the last that holds the disk */
     box_remove();
     if (asked) conn_reply(asked);
     _exit(0);

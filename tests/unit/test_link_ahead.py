@@ -89,6 +89,22 @@ async def test_a_dead_one_is_not_handed_out(way: Ahead, server: Server) -> None:
     stream.close()
 
 
+async def test_the_last_is_the_one_made_ahead_and_none_follows(way: Ahead, server: Server) -> None:
+    await use(way, 2)
+    await server.has(3)
+    stream = await way.connect_last()
+    await stream.send(b"bye")
+    assert server.peers[2].recv(3) == b"bye"
+    stream.close()
+    await asyncio.sleep(0)  # when another would have been prepared
+    assert server.count() == 3
+
+
+async def test_the_last_may_be_the_first(way: Ahead, server: Server) -> None:
+    (await way.connect_last()).close()
+    await server.has(1)
+
+
 async def test_who_is_gone_is_gone(way: Ahead, server: Server) -> None:
     await use(way, 2)
     await server.has(3)

@@ -33,9 +33,18 @@ class Ahead:
         ready, self._ready = self._ready, None
         if self._used - before < AGAIN:
             loop.call_soon(self._prepare, loop)
+        return await self._use(ready)
+
+    async def connect_last(self) -> UnixStream:
+        """As `connect`, for the end: nobody will come after this, so none is made ahead."""
+        ready, self._ready = self._ready, None
+        self.close()
+        return await self._use(ready)
+
+    async def _use(self, ready: socket.socket | None) -> UnixStream:
         if ready is not None:
             if _listens(ready):
-                return UnixStream(ready, loop)
+                return UnixStream(ready, asyncio.get_running_loop())
             ready.close()
         return await connect_unix(self._path)
 

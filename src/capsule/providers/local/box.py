@@ -42,7 +42,7 @@ class LocalBox(Box):
         self.isolation = isolation
         self.unenforced = unenforced
         self._directory = directory
-        self._agent = Ahead(str(directory / records.SOCKET))
+        self._agent = way_to(directory)
         self._sweep = sweep
         self._gone = gone
         self._adjuster = adjuster
@@ -67,9 +67,8 @@ class LocalBox(Box):
         await AgentLink(self.connect).thaw()
 
     async def destroy(self) -> None:
-        self._agent.close()
         try:
-            await shut_down(self._directory)
+            await shut_down(self._agent)
         except CapsuleError as exc:
             if records.exists(self._directory):
                 log.warning(
@@ -80,6 +79,13 @@ class LocalBox(Box):
         await self._gone()
 
 
-async def shut_down(directory: Path) -> None:
-    """Returns when the keeper has removed its box. Raises UnavailableError when there is none."""
-    await ask(str(directory / records.SOCKET), {"op": "shutdown"}, timeout=SHUTDOWN_TIMEOUT)
+async def shut_down(agent: Ahead) -> None:
+    """Returns when the keeper has removed its box. Raises UnavailableError when there is none.
+
+    The disk is the kernel's to take back: that ends a moment later, without anybody's help.
+    """
+    await ask(agent.connect_last, {"op": "shutdown"}, timeout=SHUTDOWN_TIMEOUT)
+
+
+def way_to(directory: Path) -> Ahead:
+    return Ahead(str(directory / records.SOCKET))

@@ -15,13 +15,14 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
-from capsule.link.conversation import Conversation, request_bytes, silence
+from capsule.link.conversation import Connect, Conversation, request_bytes, silence
 from capsule.link.protocol import FrameType, pack
+from capsule.link.stream import ByteStream
 from capsule.link.unix import NobodyListensError, connect_unix
 from capsule.providers.cleanup import to_the_end
 
@@ -75,10 +76,13 @@ class Launcher:
         if self._socket is None:
             await self.start()
         try:
-            return await ask(str(self._socket), request, body, timeout=timeout)
+            return await ask(self._connect, request, body, timeout=timeout)
         except NobodyListensError:
             await self.start()
-        return await ask(str(self._socket), request, body, timeout=timeout)
+        return await ask(self._connect, request, body, timeout=timeout)
+
+    def _connect(self) -> Awaitable[ByteStream]:
+        return connect_unix(str(self._socket))
 
     def _spawn(self) -> None:
         self._end(self._process)
@@ -140,7 +144,7 @@ class Launcher:
 
 
 async def ask(
-    path: str, request: Mapping[str, Any], body: bytes = b"", *, timeout: float
+    connect: Connect, request: Mapping[str, Any], body: bytes = b"", *, timeout: float
 ) -> dict[str, Any]:
     """One request with one answer, to a launcher or a keeper.
 
@@ -149,13 +153,13 @@ async def ask(
     """
     try:
         async with asyncio.timeout(timeout):
-            return await _converse(path, request_bytes(request) + body)
+            return await _converse(connect, request_bytes(request) + body)
     except TimeoutError:
         raise silence(request["op"], timeout) from None
 
 
-async def _converse(path: str, wire: bytes) -> dict[str, Any]:
-    async with await Conversation.begin(lambda: connect_unix(path), wire) as talk:
+async def _converse(connect: Connect, wire: bytes) -> dict[str, Any]:
+    async with await Conversation.begin(connect, wire) as talk:
         try:
             return await talk.reply()
         except UnavailableError as exc:

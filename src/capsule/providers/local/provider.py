@@ -43,7 +43,7 @@ from capsule.providers.contract import (
 )
 from capsule.providers.local import plan, probe, records
 from capsule.providers.local.adjust import Adjuster
-from capsule.providers.local.box import LocalBox, shut_down
+from capsule.providers.local.box import LocalBox, shut_down, way_to
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
 from capsule.providers.local.filters import Filters
@@ -167,7 +167,7 @@ class LocalProvider(Provider):
         if not record:
             return None
         try:
-            answer = await _ping(str(directory / records.SOCKET))
+            answer = await _ping(directory)
         except NobodyListensError as exc:
             # Only this means that it is gone. An agent that is slow, or a host without file
             # descriptors, is no reason to give up somebody's sandbox.
@@ -264,7 +264,7 @@ class LocalProvider(Provider):
     async def _remove(self, directory: Path, record: Mapping[str, Any]) -> None:
         """A keeper that lives is asked first: a record from before it began lacks its pid."""
         with contextlib.suppress(CapsuleError):
-            await shut_down(directory)
+            await shut_down(way_to(directory))
         if records.exists(directory):
             await self._sweep(directory, record)
         await self._drop_view(directory.name, record)
@@ -430,14 +430,15 @@ class Engine:
         )
 
 
-async def _ping(socket: str) -> dict[str, Any]:
+async def _ping(directory: Path) -> dict[str, Any]:
+    agent = way_to(directory)
     try:
-        return await ask(socket, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
+        return await ask(agent.connect_last, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
     except NobodyListensError:
         raise
     except UnavailableError:
         await asyncio.sleep(0.05)  # it may have died while we asked: then nobody is there now
-    return await ask(socket, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
+    return await ask(agent.connect_last, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
 
 
 def _backing(settings: LocalSettings, facts: Facts, level: Isolation) -> str:
