@@ -124,7 +124,17 @@ void thaw_cgroup(const char *dir);                   /* freeze.c */
 bool get_rid_of(const char *path);                   /* false: some of the tree is still there */
 const char *box_path(const char *path, char *out, size_t room); /* API path -> path as seen by the worker */
 
+/* ahead.c: the next box's disk, made while nobody waits */
+int ahead_open(void);     /* the launcher polls it, for ahead_hear */
+int ahead_patience(void);
+void ahead_tick(void);
+void ahead_given(void);
+void ahead_hear(void);
+int ahead_take(const char *template, const char *dir); /* in a launch */
+void ahead_let_go(void);
+
 /* disk.c */
+int disk_make(const char *template, const char *dir, struct fault *f); /* a mount that is nowhere yet, or -1 */
 bool disk_mount(struct fault *f);     /* by root, in the keeper's mount namespace */
 void disk_let_go(void);
 int disk_main(char *text);

@@ -8,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 static int copy_image(const char *template, const char *dir, struct fault *f) {
     cleanup_fd int from = open(template, O_RDONLY | O_CLOEXEC);
@@ -114,6 +115,27 @@ bool disk_make_missing(const char *root, struct fault *f) {
     return d < 0 ? fault_set(f, errno, "open disk") : make_dirs(d, false, f);
 }
 
+#ifndef SYS_fsopen
+#define SYS_move_mount 429
+#define SYS_fsopen 430
+#define SYS_fsconfig 431
+#define SYS_fsmount 432
+#endif
+enum { SET_FLAG, SET_STRING, CREATE = 6 }; /* of fsconfig */
+
+int disk_make(const char *template, const char *dir, struct fault *f) {
+    char device[32];
+    cleanup_fd int image = copy_image(template, dir, f);
+    cleanup_fd int loop = image < 0 ? -1 : attach_loop(image, dir, device, sizeof device, f);
+    cleanup_fd int fs = loop < 0 ? -1 : (int)syscall(SYS_fsopen, "ext4", 1 /* CLOEXEC */);
+    bool set = fs >= 0 && !syscall(SYS_fsconfig, fs, SET_STRING, "source", device, 0) &&
+               !syscall(SYS_fsconfig, fs, SET_FLAG, "noinit_itable", NULL, 0) && !syscall(SYS_fsconfig, fs, SET_FLAG, "nobarrier", NULL, 0) &&
+               !syscall(SYS_fsconfig, fs, SET_STRING, "errors", "continue", 0) && !syscall(SYS_fsconfig, fs, CREATE, NULL, NULL, 0);
+    cleanup_fd int made = set ? (int)syscall(SYS_fsmount, fs, 1 /* CLOEXEC */, 2 | 4 /* NOSUID, NODEV */) : -1;
+    if (made >= 0 && !mkdirat(made, "first", 0700)) unlinkat(made, "first", AT_REMOVEDIR); /* it reads the tables, for 0.4 ms */
+    return steal_fd(&made);
+}
+
 bool disk_mount(struct fault *f) {
     char point[4200], device[32];
     const struct json *disk = json_get(box.spec, "disk");
@@ -128,6 +150,9 @@ bool disk_mount(struct fault *f) {
     if (strcmp(box.disk_kind, "loop")) return true; /* tmpfs: pid 1 mounts it */
     const char *template = json_str(disk, "template"), *dir = json_str(disk, "dir");
     if (!template || !dir) return fault_set(f, EINVAL, "launch: disk.template or disk.dir is missing");
+    cleanup_fd int ahead = ahead_take(template, dir);
+    if (ahead >= 0 && !syscall(SYS_move_mount, ahead, "", AT_FDCWD, disk_point(point, sizeof point), 4 /* FROM_EMPTY_PATH */))
+        return disk_make_dirs(point, true, f);
     cleanup_fd int image = copy_image(template, dir, f);
     if (image < 0) return false;
     cleanup_fd int loop = attach_loop(image, dir, device, sizeof device, f);

@@ -87,7 +87,9 @@ static bool prepare(struct fault *f) {
     if (box.namespaces && box.user_mode == USER_RANGE) {
         if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return fault_set(f, errno, "mount namespace");
     }
-    return disk_mount(f) && layers_map(f) && bind_socket(f);
+    bool mounted = disk_mount(f);
+    ahead_let_go(); /* if it has no such disk */
+    return mounted && layers_map(f) && bind_socket(f);
 }
 
 static void undo(pid_t init) {
@@ -213,10 +215,13 @@ int launcher_main(int listener, int lifeline) {
     signal(SIGHUP, SIG_IGN);
     signal(SIGINT, SIG_IGN);
     set_nonblocking(listener, true);
+    int ahead = ahead_open();
     for (;;) {
-        struct pollfd p[2] = {{listener, POLLIN, 0}, {lifeline, 0, 0}};
-        if (poll(p, 2, -1) < 0 && errno != EINTR) return 1;
+        struct pollfd p[3] = {{listener, POLLIN, 0}, {lifeline, 0, 0}, {ahead, POLLIN, 0}};
+        if (poll(p, 3, ahead_patience()) < 0 && errno != EINTR) return 1;
         if (p[1].revents) return 0; /* the server is gone; boxes live on */
+        if (p[2].revents) ahead_hear();
+        ahead_tick();
         int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (conn < 0 && (errno == EMFILE || errno == ENFILE)) usleep(5000); /* rather wait than spin */
         if (conn < 0) continue;
@@ -226,5 +231,6 @@ int launcher_main(int listener, int lifeline) {
             serve(conn);
         }
         close(conn);
+        ahead_given();
     }
 }
