@@ -21,6 +21,7 @@ GROUPS = (
     *("growth", "rate", "transfer up", "transfer down", e2b.TRANSFER),
     *(f"{what} on {runtime}" for runtime in RUNTIMES for what in OPERATIONS),
     "exec on runsc, all cores",
+    "exec on runsc, all cores, static binary",
 )
 OURS = "Capsule"
 
