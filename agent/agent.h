@@ -280,6 +280,7 @@ bool attributes_set(int fd, const struct json *request); /* false: see errno */
 bool remove_tree(int dirfd, const char *name);
 /* copy.c: modes and times are kept, hard links become copies. false: see errno, and remove what was made. */
 bool copy_data(int from, int to);
+bool copy_over(int from, int to);
 bool copy_tree(const char *from, const char *to);
 int rename_to(const char *from, const char *to, bool overwrite); /* -1: see errno */
 

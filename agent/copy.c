@@ -6,14 +6,18 @@
 
 #define DEEPEST 128 /* levels; each takes two descriptors */
 
+static ssize_t copy_chunk(int from, int to, off_t at, size_t n) {
+    static char p[256u << 10];
+    ssize_t done = RETRY(pread(from, p, n < sizeof p ? n : sizeof p, at));
+    return done > 0 ? RETRY(pwrite(to, p, (size_t)done, at)) : done;
+}
+
 /* The kernel copies by itself within one file system; how many bytes, or -1. */
 static ssize_t copy_some(int from, int to, off_t at, size_t n) {
-    static char p[256u << 10];
     loff_t in = at, out = at;
     ssize_t done = RETRY(copy_file_range(from, &in, to, &out, n, 0));
     if (done >= 0 || (errno != EXDEV && errno != EINVAL && errno != EOPNOTSUPP && errno != ENOSYS)) return done;
-    done = RETRY(pread(from, p, n < sizeof p ? n : sizeof p, at));
-    return done > 0 ? RETRY(pwrite(to, p, (size_t)done, at)) : done;
+    return copy_chunk(from, to, at, n);
 }
 
 bool copy_data(int from, int to) {
@@ -25,6 +29,20 @@ bool copy_data(int from, int to) {
             if ((n = copy_some(from, to, at, (size_t)(end - at))) <= 0) return errno = n ? errno : EIO, false; /* 0: it shrinks under us */
     }
     return errno == ENXIO; /* no more data */
+}
+
+/* Instead of what is in `to`, whose room is taken first: a disk that is too full leaves the old as it is. */
+bool copy_over(int from, int to) {
+    struct stat st, old;
+    if (fstat(from, &st) || fstat(to, &old)) return false;
+    if (st.st_size && fallocate(to, FALLOC_FL_KEEP_SIZE, 0, st.st_size) && errno != EOPNOTSUPP && errno != ENOSYS && errno != EPERM) {
+        int err = errno;
+        if (ftruncate(to, old.st_size)) {} /* gives back what it took */
+        return errno = err, false;
+    }
+    for (off_t at = 0, n; at < st.st_size; at += n)
+        if ((n = copy_chunk(from, to, at, (size_t)(st.st_size - at))) <= 0) return errno = n ? errno : EIO, false;
+    return !ftruncate(to, st.st_size);
 }
 
 static bool copy_attributes(int fd, const struct stat *st) {

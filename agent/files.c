@@ -199,17 +199,39 @@ static void append_file(const struct json *r, const char *path, mode_t mode) {
     reply_stat(path, json_str(r, "path"), true);
 }
 
-/* The same file with other content, as `>` of a shell does it: whoever watches it, or has another name for it, sees that. */
+/* A name of our own in the same folder, to be renamed or removed. */
+static void beside(const char *path, const char *what, char out[PATH_MAX + 40]) {
+    snprintf(out, PATH_MAX + 40, "%.*s/.capsule-%s-%d", (int)(strrchr(path, '/') - path), path, what, (int)getpid());
+}
+
+/* A file without a name, for what is to come into the one at `path`; it is gone with us. -1: not in this folder. */
+static int nameless(const char *path) {
+    char name[PATH_MAX + 40];
+    snprintf(name, sizeof name, "%.*s/", (int)(strrchr(path, '/') - path), path);
+    int fd = open(name, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return fd;
+    beside(path, "write", name);
+    unlink(name);
+    fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd >= 0) unlink(name);
+    return fd;
+}
+
+/* The same file with other content, as `>` of a shell does it: whoever watches it, or has another name for it, sees that.
+ * What is there stays until all of the new has come, if its folder lets us keep that; a file that is new begins at once. */
 static void rewrite_file(const struct json *r, const char *path, mode_t mode) {
     struct stat st;
-    int flags = O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, fd = open(path, flags | O_EXCL, mode);
+    int flags = O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, fd = open(path, flags | O_EXCL, mode), kept = -1;
     struct rewritten w = {.made = fd < 0 ? NULL : path};
     if (fd < 0 && errno == EEXIST) fd = open(path, flags, mode);
     if (fd < 0) refuse(errno == ENXIO ? EINVAL : errno, "open");
     if (fstat(fd, &st) || !is_plain(fd, &st)) refuse_as("invalid", "open", "not a regular file");
-    if (st.st_size && ftruncate(fd, 0)) refuse(errno, "truncate");
+    if (st.st_size && (kept = nameless(path)) >= 0) {
+        receive_file(kept, NULL, NULL);
+        if (!copy_over(kept, fd)) refuse(errno, "write");
+    } else if (st.st_size && ftruncate(fd, 0)) refuse(errno, "truncate");
     if (fchown(fd, geteuid(), getegid())) {} /* may be somebody else's, who lets us write */
-    receive_file(fd, NULL, &w);
+    if (kept < 0) receive_file(fd, NULL, &w);
     give_attributes(fd, r, NULL);
     close(fd); /* before the answer: nobody can execute a file that is open for writing */
     reply_stat(path, json_str(r, "path"), true);
@@ -227,11 +249,6 @@ static void follow_links(char path[PATH_MAX]) {
         if (links == 40) refuse(ELOOP, "open");
         strcpy(path, next);
     }
-}
-
-/* A name of our own in the same folder, to be renamed or removed. */
-static void beside(const char *path, const char *what, char out[PATH_MAX + 40]) {
-    snprintf(out, PATH_MAX + 40, "%.*s/.capsule-%s-%d", (int)(strrchr(path, '/') - path), path, what, (int)getpid());
 }
 
 static void op_write(const struct json *r) {

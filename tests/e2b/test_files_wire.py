@@ -7,7 +7,7 @@ import base64
 import gzip
 import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import quote
 
 import httpx
@@ -209,26 +209,24 @@ async def test_nobody_is_at_home_while_it_is_paused(wire: Wire, api: Api) -> Non
     assert (await get(wire, "x")).content == b"1"
 
 
-async def cut(wire: Wire, path: str, size: int) -> None:
-    """An upload whose client leaves in the middle, when some of it is in the file."""
-    begun = asyncio.Event()
+async def cut(wire: Wire, path: str, begun: Callable[[], Awaitable[bool]]) -> None:
+    """An upload whose client leaves in the middle: when it has begun, and more was sent than lies
+    in any buffer."""
+    sent = asyncio.Event()
 
     async def half() -> AsyncIterator[bytes]:
-        yield bytes(size)
-        await eventually(lambda: has_some(wire, path), what="begun")
-        begun.set()
+        for _ in range(24):
+            yield bytes(1_000_000)
+        await eventually(begun, what="begun")
+        sent.set()
         await asyncio.Event().wait()
 
     headers = {**wire.headers, "content-type": "application/octet-stream"}
-    sent = wire.http.post("/files", params={"path": path}, content=half(), headers=headers)
-    upload = asyncio.create_task(sent)
-    await asyncio.wait_for(begun.wait(), 15)
+    going = wire.http.post("/files", params={"path": path}, content=half(), headers=headers)
+    upload = asyncio.create_task(going)
+    await asyncio.wait_for(sent.wait(), 15)
     upload.cancel()
     await asyncio.wait({upload})
-
-
-async def has_some(wire: Wire, path: str) -> bool:
-    return await size_of(wire, path) not in (None, 0, 3)
 
 
 async def size_of(wire: Wire, path: str) -> int | None:
@@ -237,11 +235,24 @@ async def size_of(wire: Wire, path: str) -> int | None:
 
 
 async def test_an_upload_that_is_cut_leaves_no_half(wire: Wire) -> None:
-    await cut(wire, "new", 1_000_000)
+    async def has_some() -> bool:
+        return bool(await size_of(wire, "new"))
+
+    await cut(wire, "new", has_some)
     await eventually(lambda: is_now(wire, "new", None), what="gone")
-    await put(wire, "old", b"old")
-    await cut(wire, "old", 1_000_000)
-    await eventually(lambda: is_now(wire, "old", 0), what="empty")
+
+
+async def test_an_upload_that_is_cut_changes_no_file_that_was_there(wire: Wire) -> None:
+    async def as_it_was() -> bool:
+        return (await get(wire, "in/old")).content == b"old"
+
+    await put(wire, "in/old", b"old", **{"x-metadata-of": "before"})
+    await cut(wire, "in/old", as_it_was)
+    assert await as_it_was()
+    (entry,) = (await wire.ask(FILES + "ListDir", path="in"))["entries"]
+    assert entry["metadata"] == {"of": "before"}
+    await put(wire, "in/old", bytes(3_000_000))
+    assert await size_of(wire, "in/old") == 3_000_000
 
 
 async def is_now(wire: Wire, path: str, size: int | None) -> bool:

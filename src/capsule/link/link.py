@@ -186,8 +186,8 @@ class AgentLink:
         metadata: Mapping[str, str] | None = None,
         detail: Detail | None = None,
     ) -> FileStat:
-        """All or nothing (except with `append` and `in_place`): until it is complete the old file
-        stays.
+        """All or nothing (except with `append`): until it is complete the old file stays; with
+        `in_place` it is then written over, if its folder has room for the new one beside it.
 
         `metadata` takes the place of all that it had under the prefix of `detail`. Raises
         NotSupportedError where the file system has none.

@@ -87,8 +87,7 @@ class Files:
     ) -> FileStat:
         """Atomic: the old content or the new, never a part of it (not with `append`). `in_place`:
         the same file as before, with its mode and further names, and whoever watches it sees it
-        written; it is not atomic then, but what does not come whole is removed, or empty if it was
-        there before.
+        written, when all of it has come; who reads it just then may see a part.
 
         `metadata`, if given, becomes all of the file's attributes under the prefix of `detail`.
         Raises NotSupportedError where the file system has none.

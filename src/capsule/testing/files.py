@@ -126,6 +126,27 @@ class TestReadAndWrite:
         with pytest.raises(InvalidError):
             await link.write("new", b"x", in_place=True)
 
+    async def test_a_file_written_in_place_is_whole_or_as_it_was(self, subject: Subject) -> None:
+        link = subject.link
+        await link.write("there/file", b"as it was")
+
+        async def half() -> AsyncIterator[bytes]:
+            yield bytes(3_000_000)
+            raise ValueError("the source broke")
+
+        for name in ("file", "new"):
+            with pytest.raises(ValueError, match="the source broke"):
+                await link.write(f"there/{name}", half(), in_place=True)
+
+        async def clean() -> bool:
+            return [each.name for each in (await link.list("there")).entries] == ["file"]
+
+        await until(clean, what="nothing beside the old file")
+        assert await subject.content("there/file") == b"as it was"
+        for size in (2_000_000, 1, 0, 700_000):
+            await link.write("there/file", b"n" * size, in_place=True)
+            assert await subject.content("there/file") == b"n" * size
+
     async def test_parents_are_made_if_wanted(self, subject: Subject) -> None:
         await subject.link.write("a/b/c", b"x")
         assert await subject.content("a/b/c") == b"x"
