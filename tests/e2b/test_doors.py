@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 import pytest
 
+from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.doors import Door, door_of
 from tests.api.client import Api
 
@@ -46,3 +50,61 @@ async def test_health_tells_a_running_sandbox_from_one_that_is_not(api: Api, box
 
 async def test_an_unknown_sandbox_is_one_that_does_not_run(api: Api) -> None:
     assert (await api.http.get("/health", headers=door("nobody"))).status_code == 502
+
+
+PAGE = {"origin": "https://a.page"}
+ASKS = {
+    **PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "content-type,e2b-sandbox-id,e2b-sandbox-port,x-access-token",
+}
+
+
+async def test_pages_of_any_site_reach_what_takes_a_sandboxes_token(
+    api: Api, box: str, access: Access
+) -> None:
+    may = await api.http.options("/process.Process/List", headers=ASKS)
+    assert (may.status_code, may.headers["access-control-allow-origin"]) == (200, "*")
+    assert "x-access-token" in may.headers["access-control-allow-headers"]
+    assert "POST" in may.headers["access-control-allow-methods"]
+    token = {"x-access-token": access.token(box)}
+    asked = {**door(box), **PAGE, **token}
+    listed = await api.http.post("/process.Process/List", json={}, headers=asked)
+    assert (listed.status_code, listed.headers["access-control-allow-origin"]) == (200, "*")
+    refused = await api.http.post("/process.Process/List", json={}, headers={**door(box), **PAGE})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "*")
+    named = {**ASKS, "host": f"49999-{box}.localhost:{api.http.base_url.port}"}
+    assert (await api.http.options("/execute", headers=named)).status_code == 200
+    ran = {**asked, "e2b-sandbox-port": "49999"}
+    code = {"code": "echo $((6 * 7))", "language": "bash"}
+    told = await api.http.post("/execute", json=code, headers=ran)
+    assert "42" in told.text and told.headers["access-control-allow-origin"] == "*"
+    assert (await api.http.get("/contexts", headers=ran)).status_code == 200
+    without = {**door(box), **PAGE, "e2b-sandbox-port": "49999"}
+    assert (await api.http.get("/contexts", headers=without)).status_code == 403
+
+
+async def test_pages_of_other_sites_reach_signed_files(api: Api, box: str, access: Access) -> None:
+    query = signature(access.token(box), "/tmp/page", "write")
+    sent = await api.http.post("/files", params=query, files={"file": b"from a page"}, headers=PAGE)
+    assert (sent.status_code, sent.headers["access-control-allow-origin"]) == (200, "*")
+    query = signature(access.token(box), "/tmp/page", "read")
+    found = await api.http.get("/files", params=query, headers=PAGE)
+    assert (found.text, found.headers["access-control-allow-origin"]) == ("from a page", "*")
+
+
+async def test_pages_of_other_sites_reach_nothing_else(api: Api, box: str) -> None:
+    """Neither our own API, however they ask, nor a program's port by headers."""
+    bare = {name: value for name, value in ASKS.items() if name != "access-control-request-headers"}
+    assert (await api.http.options("/v1/sandboxes", headers=bare)).status_code == 403
+    for path in ("/v1/sandboxes", "/v2/sandboxes"):
+        answer = await api.http.get(path, headers=PAGE)
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+    program = {**door(box), **PAGE, "e2b-sandbox-port": "3000"}
+    assert (await api.http.get("/", headers=program)).status_code == 403
+
+
+def signature(token: str, path: str, operation: str) -> dict[str, str]:
+    digest = hashlib.sha256(f"{path}:{operation}::{token}".encode()).digest()
+    return {"path": path, "signature": "v1_" + base64.b64encode(digest).decode().rstrip("=")}

@@ -6,7 +6,8 @@ request.
 2. Origin: none (curl, SDKs), our own, or one the operator allowed. Browsers send it with every
    WebSocket and every request that changes something, so a web page in the user's browser cannot
    drive the server. A sandbox that has a name of its own (`edge.e2b.doors`) has origins of its own:
-   who may ask there is its program's to say, and its pages are strangers here like any other.
+   who may ask there is its program's to say, and its pages are strangers here like any other. What
+   takes a sandbox's own token, or a signed link, is for pages of any origin.
 3. Key: see `identity`.
 4. Body: a Meter (see `body`) in front of it.
 """
@@ -24,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from capsule.config import Config, is_loopback
 from capsule.edge.addresses import Addresses
 from capsule.edge.body import Meter, finishing
-from capsule.edge.e2b.doors import DOOR, domains_of, door_in, door_of, near_door
+from capsule.edge.e2b.doors import DOOR, domains_of, door_in, door_of, for_pages, near_door
 from capsule.edge.errors import send_error
 from capsule.edge.identity import ADDRESS, CALLER, NOBODY, Identity
 from capsule.edge.rates import CHARGE, Rates, Told, TooOftenError
@@ -63,7 +64,7 @@ class SiteGuard:
         try:
             host = self._check_host(scope["headers"])
             door = scope[DOOR] = door_of(scope, self._domains)
-            if door is None or not door.by_name:
+            if not ((door is not None and door.by_name) or for_pages(scope)):
                 self._check_origin(scope, host)
         except CapsuleError as error:
             await send_error(scope, receive, send, error)

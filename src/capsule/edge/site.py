@@ -22,7 +22,7 @@ from capsule.edge.drain import Gate
 from capsule.edge.e2b.about import About
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control import control_routes
-from capsule.edge.e2b.doors import DOOR, ENVD, INTERPRETER, Doors, Room
+from capsule.edge.e2b.doors import DOOR, ENVD, INTERPRETER, Doors, Room, for_pages
 from capsule.edge.e2b.envd import Envd
 from capsule.edge.e2b.file_content import FileContent
 from capsule.edge.e2b.filesystem import Filesystem
@@ -243,7 +243,8 @@ def answering(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> ASGIApp
 
 def with_cors(app: ASGIApp, config: Config) -> ASGIApp:
     """Browsers of allowed origins need to be told that they may; SiteGuard has refused all
-    others. At a sandbox's own name that is for its program to say.
+    others. At a sandbox's own name that is for its program to say, and what takes a sandbox's token
+    is for all (see `edge.e2b.doors`).
     """
     cors = CORSMiddleware(
         app,
@@ -256,6 +257,7 @@ def with_cors(app: ASGIApp, config: Config) -> ASGIApp:
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         door = scope[DOOR]
-        await (app if door is not None and door.by_name else cors)(scope, receive, send)
+        told_there = (door is not None and door.by_name) or for_pages(scope)
+        await (app if told_there else cors)(scope, receive, send)
 
     return run

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from capsule.config import Config
@@ -20,6 +21,9 @@ from capsule.errors import InvalidError
 DOOR = "capsule.door"  # in the scope
 ENVD = 49983
 INTERPRETER = 49999
+
+METHODS = ["HEAD", "GET", "POST", "PUT", "PATCH", "DELETE"]
+EXPOSED = ["Content-Range", "ETag", "Location", "Cache-Control", "X-Content-Type-Options"]
 
 _ID = b"e2b-sandbox-id"
 _PORT = b"e2b-sandbox-port"
@@ -48,10 +52,21 @@ class Doors:
         self._site = site
         self._rooms = rooms
         self._ports = ports
+        self._to_pages = CORSMiddleware(
+            self._go,
+            allow_origins=["*"],
+            allow_methods=METHODS,
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+            max_age=7200,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("//"):  # a URL that somebody has ended with a slash
             scope["path"] = "/" + scope["path"].lstrip("/")
+        await (self._to_pages if for_pages(scope) else self._go)(scope, receive, send)
+
+    async def _go(self, scope: Scope, receive: Receive, send: Send) -> None:
         door: Door | None = scope[DOOR] or signed(scope)
         if door is None:
             await self._site(scope, receive, send)
@@ -67,6 +82,22 @@ def signed(scope: Scope) -> Door | None:
     if path.lstrip("/") == "files" and b"signature=" in scope.get("query_string", b""):
         return Door("", ENVD)
     return None
+
+
+def for_pages(scope: Scope) -> bool:
+    """Whether web pages of any site may ask, as they may at E2B: there it takes the sandbox's token
+    or a signature, which no browser adds by itself. Before it sends our headers a browser asks for
+    their names, and then nobody knows yet for which sandbox.
+    """
+    if scope["type"] != "http":
+        return False
+    door: Door | None = scope[DOOR] or signed(scope)
+    if door is not None:
+        return door.port in BEHIND
+    return scope["method"] == "OPTIONS" and any(
+        name == b"access-control-request-headers" and _ID in value.lower()
+        for name, value in scope["headers"]
+    )
 
 
 class Place(NamedTuple):

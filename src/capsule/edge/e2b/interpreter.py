@@ -125,14 +125,14 @@ class Interpreter:
             return not_running(door.id)
         if call not in self.calls:
             raise Refused(404, f"no such path: {request.method} {request.url.path[:100]}")
-        if "contexts" in call and ("origin" in request.headers or SITE in request.headers):
-            raise Refused(403, "contexts are not for web pages; use an SDK")
+        if "contexts" in call and _of_page(request) and not self._has_token(door.id, request):
+            raise Refused(403, "web pages need the sandbox's token, as X-Access-Token")
         return await self.calls[call](sandbox, request, "".join(parts[1:2]))
 
     async def _admit(self, id: str, request: Request, takes_token: bool) -> None:
         """Code is for who has the sandbox's token. With all else the SDKs send none, so that is
         open to whom the sandbox's ports are, too."""
-        if same(request.headers.get("x-access-token", ""), self._access.token(id)):
+        if self._has_token(id, request):
             return
         if not takes_token:
             await self._ports.admit(id, request.scope)
@@ -140,6 +140,9 @@ class Interpreter:
             raise pages.not_found(known_caller=True)
         else:
             raise Refused(401, NO_TOKEN)
+
+    def _has_token(self, id: str, request: Request) -> bool:
+        return same(request.headers.get("x-access-token", ""), self._access.token(id))
 
     async def _healthy(self, sandbox: Sandbox, request: Request, name: str) -> Response:
         return PlainTextResponse("OK")
@@ -241,6 +244,10 @@ class Interpreter:
                 400, f"Language {wanted[:40]} is not in this sandbox; it has: {', '.join(able)}"
             )
         return wanted
+
+
+def _of_page(request: Request) -> bool:
+    return "origin" in request.headers or SITE in request.headers
 
 
 def _view(info: ContextInfo) -> dict[str, str]:
