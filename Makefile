@@ -35,7 +35,7 @@ test-docker: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run only the tests that nee
 	@SUITE=docker scripts/test-machine
 	@SUITE=docker scripts/test $(ARGS)
 
-check: $(DEV_STAMP) $(AGENT)  ## formatting, lint, types and unit tests, in less than a minute
+check: $(DEV_STAMP) $(AGENT) $(wildcard $(AGENT_ASAN))  ## formatting, lint, types and unit tests, in less than a minute
 	$(VENV)/bin/ruff format --check -q $(SOURCES)
 	$(VENV)/bin/ruff check -q $(SOURCES)
 	@$(MAKE) --no-print-directory -j2 --output-sync types units
