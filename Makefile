@@ -40,12 +40,12 @@ check: $(DEV_STAMP) $(AGENT) $(wildcard $(AGENT_ASAN))  ## formatting, lint, typ
 	$(VENV)/bin/ruff check -q $(SOURCES)
 	@$(MAKE) --no-print-directory -j2 --output-sync types units
 
-# What starts sandboxes is no unit test; the plugin takes a second to load, and none of these uses it.
+# What starts sandboxes is no unit test.
 .PHONY: types units
 types:
 	$(VENV)/bin/mypy
 units:
-	$(VENV)/bin/pytest -q -n 2 -p no:schemathesis -m "not slow and not serial and not real" tests/unit tests/meta
+	$(VENV)/bin/pytest -q -n 2 -m "not slow and not serial and not real" tests/unit tests/meta
 
 fmt: $(DEV_STAMP)  ## format, and fix what can be fixed
 	$(VENV)/bin/ruff format -q $(SOURCES)

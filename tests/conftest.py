@@ -214,6 +214,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         contained = isinstance(cell, str) and cell.startswith(("docker", "gvisor"))
         if contained or ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.engine)
+    items.sort(key=patience, reverse=True)
+    tell_files_of_later_passes(items)
+
+
+def patience(item: pytest.Item) -> int:
+    """Those that take minutes come first: otherwise all wait for one that began last."""
+    limit = item.get_closest_marker("timeout")
+    seconds = limit.args[0] if limit and limit.args else 0
+    return seconds if seconds >= 300 else 0
+
+
+def tell_files_of_later_passes(items: list[pytest.Item]) -> None:
+    """To look for tests takes seconds, and `make test` does it for each pass (see scripts/test)."""
+    folder = os.environ.get("CAPSULE_TEST_PASSES")
+    if not folder or os.environ.get("PYTEST_XDIST_WORKER") != "gw0":
+        return
+    for mark in ("engine", "serial"):
+        files = {
+            str(item.path.relative_to(ROOT)) for item in items if item.get_closest_marker(mark)
+        }
+        Path(folder, mark).write_text("\n".join(sorted(files)))
 
 
 def pass_no_ignored_signals_on() -> None:
