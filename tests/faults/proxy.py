@@ -15,7 +15,6 @@ from asyncio import StreamReader, StreamWriter
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 LATE = 3.0
@@ -52,12 +51,7 @@ class Proxy:
         await self.listen()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.refuse()
 
     async def listen(self) -> None:

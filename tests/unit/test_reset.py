@@ -22,6 +22,19 @@ def box_of(b: Bench, id: str) -> SandboxId:
     return b.service._sandboxes.find(id).box_id
 
 
+class Gate:
+    """Holds a call of the provider's until `go`."""
+
+    def __init__(self, only: SandboxId | None = None) -> None:
+        self.came, self.go = asyncio.Event(), asyncio.Event()
+        self._only = only
+
+    async def hold(self, id: SandboxId) -> None:
+        if self._only in (None, id):
+            self.came.set()
+            await self.go.wait()
+
+
 async def refuse(id: SandboxId) -> None:
     raise UnavailableError("no room")
 
@@ -119,15 +132,10 @@ async def test_an_old_box_that_does_not_go_is_told_and_removed_later(tmp_path: P
 async def test_a_delete_in_the_middle_of_it_leaves_nothing(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
-        came, go = asyncio.Event(), asyncio.Event()
-
-        async def hold(id: SandboxId) -> None:
-            came.set()
-            await go.wait()
-
-        b.provider.before_launch = hold
+        gate = Gate()
+        b.provider.before_launch = gate.hold
         resetting = asyncio.create_task(b.service.reset(made.id))
-        await came.wait()
+        await gate.came.wait()
         await b.service.delete(made.id)
         assert b.world.agents == {}
         with pytest.raises(GoneError, match="it was deleted"):
@@ -137,20 +145,14 @@ async def test_a_delete_in_the_middle_of_it_leaves_nothing(tmp_path: Path) -> No
 async def test_a_delete_waits_for_the_old_box(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
-        came, go = asyncio.Event(), asyncio.Event()
-
-        async def hold(id: SandboxId) -> None:
-            if id == made.id:
-                came.set()
-                await go.wait()
-
-        b.provider.before_destroy = hold
+        gate = Gate(only=made.id)
+        b.provider.before_destroy = gate.hold
         resetting = asyncio.create_task(b.service.reset(made.id))
-        await came.wait()
+        await gate.came.wait()
         deleting = asyncio.create_task(b.service.delete(made.id))
         await asyncio.sleep(0)
         assert not deleting.done()
-        go.set()
+        gate.go.set()
         await deleting
         assert b.world.agents == {}
         with pytest.raises(GoneError):
@@ -168,17 +170,12 @@ async def test_two_at_once_are_two(tmp_path: Path) -> None:
 async def test_a_caller_who_leaves_does_not_stop_it(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
-        came, go = asyncio.Event(), asyncio.Event()
-
-        async def hold(id: SandboxId) -> None:
-            came.set()
-            await go.wait()
-
-        b.provider.before_launch = hold
+        gate = Gate()
+        b.provider.before_launch = gate.hold
         resetting = asyncio.create_task(b.service.reset(made.id))
-        await came.wait()
+        await gate.came.wait()
         resetting.cancel()
-        go.set()
+        gate.go.set()
         await eventually(lambda: box_of(b, made.id) != made.id, what="it is reset")
         await eventually(lambda: len(b.world.agents) == 1, what="the old box is gone")
 
@@ -186,19 +183,14 @@ async def test_a_caller_who_leaves_does_not_stop_it(tmp_path: Path) -> None:
 async def test_the_reaper_leaves_both_boxes_alone_meanwhile(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
-        came, go = asyncio.Event(), asyncio.Event()
-
-        async def hold(id: SandboxId) -> None:
-            came.set()
-            await go.wait()
-
-        b.provider.after_launch = hold
+        gate = Gate()
+        b.provider.after_launch = gate.hold
         resetting = asyncio.create_task(b.service.reset(made.id))
-        await came.wait()
+        await gate.came.wait()
         assert len(b.world.agents) == 2
         await b.service.reaper.tidy()
         assert len(b.world.agents) == 2
-        go.set()
+        gate.go.set()
         await resetting
 
 
@@ -206,19 +198,14 @@ async def test_the_end_of_the_old_box_is_not_the_end_of_the_sandbox(tmp_path: Pa
     """The pulse asks about the old box, and hears of its end when there is a new one."""
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
-        came, go = asyncio.Event(), asyncio.Event()
-
-        async def hold(id: SandboxId) -> None:
-            came.set()
-            await go.wait()
-
-        b.provider.before_adopt = hold
+        gate = Gate()
+        b.provider.before_adopt = gate.hold
         b.world.agents[made.id].alive = False
         b.clock.pass_time(10.0)
         asking = asyncio.create_task(b.service._pulse.round())
-        await came.wait()
+        await gate.came.wait()
         await b.service.reset(made.id)
-        go.set()
+        gate.go.set()
         await asking
         assert b.service.get(made.id).state is State.RUNNING
 

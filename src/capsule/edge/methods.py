@@ -18,6 +18,7 @@ from capsule.edge import views as v
 from capsule.edge import webhooks as w
 from capsule.edge.files import FileVerbs
 from capsule.edge.rpc import Method
+from capsule.edge.template_views import BuiltView, TemplateInfoView, TemplatesView
 from capsule.edge.trail import ListTrail, TrailView
 from capsule.edge.verbs import Verbs
 from capsule.model import Usage
@@ -76,9 +77,9 @@ def build_methods(verbs: Verbs, files: FileVerbs) -> dict[str, Method]:
         "volume.v1.list": Method(s.Nothing, volumes.list, v.VolumesView),
         "volume.v1.get": Method(s.OfVolume, volumes.get, v.VolumeView),
         "volume.v1.delete": Method(s.OfVolume, volumes.delete, v.DeletedView),
-        "template.v1.list": Method(s.Nothing, templates.list, v.TemplatesView),
-        "template.v1.get": Method(s.OfTemplate, templates.get, v.TemplateInfoView),
-        "template.v1.build": Method(s.BuildTemplate, templates.build, v.BuiltView),
+        "template.v1.list": Method(s.Nothing, templates.list, TemplatesView),
+        "template.v1.get": Method(s.OfTemplate, templates.get, TemplateInfoView),
+        "template.v1.build": Method(s.BuildTemplate, templates.build, BuiltView),
         "template.v1.delete": Method(s.OfTemplate, templates.delete, v.DeletedView),
         "webhook.v1.create": Method(w.CreateWebhook, hooks.create, w.WebhookView),
         "webhook.v1.list": Method(s.Nothing, hooks.list, w.WebhooksView),

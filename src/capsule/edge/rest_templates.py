@@ -35,18 +35,19 @@ from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.shapes import checked
 from capsule.edge.sse import EventStream, event
 from capsule.edge.template_verbs import TemplateVerbs
+from capsule.edge.template_views import BuiltView, TemplateInfoView, TemplatesView
 from capsule.service.templates import Said
 
 
 def template_routes(verbs: TemplateVerbs, types: Described) -> APIRouter:
     router = APIRouter(prefix="/v1/templates", route_class=Route, tags=["templates"])
 
-    @router.get("", **describe(types, returns=v.TemplatesView))
+    @router.get("", **describe(types, returns=TemplatesView))
     async def list_templates(request: Request) -> Response:
         """What sandboxes can start from."""
         return reply(await verbs.list(caller_of(request.scope), s.Nothing()))
 
-    @router.get("/{name}", **describe(types, returns=v.TemplateInfoView))
+    @router.get("/{name}", **describe(types, returns=TemplateInfoView))
     async def get(request: Request, name: str) -> Response:
         """One template, and its images."""
         return reply(await verbs.get(caller_of(request.scope), s.OfTemplate(name=name)))
@@ -60,7 +61,7 @@ def template_routes(verbs: TemplateVerbs, types: Described) -> APIRouter:
 
     @router.post(
         "/{name}/build",
-        **describe(types, raw_body=TAR, returns=v.BuiltView, raw=EventStream.media_type),
+        **describe(types, raw_body=TAR, returns=BuiltView, raw=EventStream.media_type),
     )
     async def build(
         name: str,

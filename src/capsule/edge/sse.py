@@ -127,7 +127,7 @@ class EventStream(Response):
             await self._pump(leave, send)
             await send({"type": "http.response.body", "body": b""})
         finally:
-            await _cancel(leave)
+            await cancel_all(leave)
             await self._source.aclose()
             await self._held.aclose()
 
@@ -149,10 +149,10 @@ class EventStream(Response):
         except StopAsyncIteration:
             return
         finally:
-            await _cancel({step})
+            await cancel_all({step})
 
 
-async def _cancel(tasks: set[asyncio.Future[Any]]) -> None:
+async def cancel_all(tasks: set[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -15,6 +15,13 @@ from capsule.edge import views as v
 from capsule.edge.drain import Gate
 from capsule.edge.presence import while_there
 from capsule.edge.sse import event
+from capsule.edge.template_views import (
+    BuiltView,
+    ImageView,
+    TemplateInfoView,
+    TemplatesView,
+    TemplateView,
+)
 from capsule.service import Built, Fetch, Log, Recipe, Service, Step, Tail, spool
 from capsule.service.caller import Caller
 from capsule.service.templates import Said
@@ -30,23 +37,23 @@ class TemplateVerbs:
         self.gate = gate
         self._own = TenantTemplates(service.templates)
 
-    async def list(self, caller: Caller, p: s.Nothing) -> v.TemplatesView:
+    async def list(self, caller: Caller, p: s.Nothing) -> TemplatesView:
         known = await self._own.list(caller)
         origin = self.service.templates.origin
-        found = [v.TemplateView.of(each, origin(each)) for each in known]
-        return v.TemplatesView(templates=sorted(found, key=lambda template: template.name))
+        found = [TemplateView.of(each, origin(each)) for each in known]
+        return TemplatesView(templates=sorted(found, key=lambda template: template.name))
 
-    async def get(self, caller: Caller, p: s.OfTemplate) -> v.TemplateInfoView:
+    async def get(self, caller: Caller, p: s.OfTemplate) -> TemplateInfoView:
         templates = self.service.templates
         template = await self._own.get(caller, p.name)
         images = await templates.images(template)
-        return v.TemplateInfoView.with_images(template, templates.origin(template), images)
+        return TemplateInfoView.with_images(template, templates.origin(template), images)
 
     async def delete(self, caller: Caller, p: s.OfTemplate) -> v.DeletedView:
         await self._own.delete(caller, p.name)
         return v.DeletedView()
 
-    async def build(self, caller: Caller, p: s.BuildTemplate) -> v.BuiltView:
+    async def build(self, caller: Caller, p: s.BuildTemplate) -> BuiltView:
         """The context comes with the params. It ends when the client leaves."""
         context = io.BytesIO(p.context_base64) if p.context_base64 else None
         async with aclosing(self.start(caller, p, context)) as words:
@@ -59,7 +66,7 @@ class TemplateVerbs:
         recipe = Recipe(context, file=p.file, args=p.args, cache=p.cache, pull=p.pull)
         return self._own.build(caller, p.name, recipe, provider=p.provider)
 
-    async def finish(self, words: AsyncGenerator[Said, None]) -> v.BuiltView:
+    async def finish(self, words: AsyncGenerator[Said, None]) -> BuiltView:
         """Wait for the end; what was said is part of the answer, as far as its end goes."""
         tail = Tail()
         async for said in words:
@@ -72,11 +79,11 @@ class TemplateVerbs:
                     tail.add(said.text)
         raise AssertionError("a build ends with what it built, or raises")
 
-    def _built(self, built: Built, log: str) -> v.BuiltView:
+    def _built(self, built: Built, log: str) -> BuiltView:
         origin = self.service.templates.origin(built.template)
-        return v.BuiltView(
-            template=v.TemplateView.of(built.template, origin),
-            image=v.ImageView.of(built.image),
+        return BuiltView(
+            template=TemplateView.of(built.template, origin),
+            image=ImageView.of(built.image),
             log=log,
         )
 

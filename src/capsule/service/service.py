@@ -23,7 +23,6 @@ import builtins
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -234,12 +233,7 @@ class Service:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def capabilities(self) -> dict[str, Capabilities]:

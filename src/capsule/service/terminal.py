@@ -13,7 +13,6 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Literal, Self
 
 from capsule.errors import (
@@ -145,12 +144,7 @@ class TerminalSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

@@ -14,7 +14,6 @@ import builtins
 import json
 import mimetypes
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
 import structlog
@@ -133,12 +132,7 @@ class Sessions:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def create(self, tenant: str, wish: Wish) -> Session:

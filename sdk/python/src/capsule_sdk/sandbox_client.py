@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self, TypedDict, cast
 
 from ._arguments import RemotePath, millis, path_bytes
@@ -100,12 +99,7 @@ class SandboxClient:
             self.create_session()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.cleanup()
         finally:

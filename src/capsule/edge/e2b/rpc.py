@@ -27,7 +27,7 @@ from capsule.edge.e2b.connect import (
 )
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.errors import encode, understand
-from capsule.edge.sse import Held, until_gone
+from capsule.edge.sse import Held, cancel_all, until_gone
 from capsule.errors import CapsuleError, GoneError
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class Events(Response):
             if not await _send_part(send, first):
                 await self._pump(leave, send)
         finally:
-            await _cancel(leave)
+            await cancel_all(leave)
             await self._source.aclose()
             await self._opened.source.aclose()
             await self._opened.held.aclose()
@@ -195,13 +195,7 @@ class Events(Response):
                 if await _send_part(send, part):
                     return
         finally:
-            await _cancel({step})
-
-
-async def _cancel(tasks: set[asyncio.Future[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
+            await cancel_all({step})
 
 
 async def _send_part(send: Send, part: bytes) -> bool:
