@@ -427,19 +427,31 @@ async def test_the_registry_can_be_read(api: Api) -> None:
     assert (await api.http.put("/api/registry/tools/x", json={})).status_code == 405
 
 
-async def test_what_curl_calls_a_form_is_taken_from_curl_alone(api: Api) -> None:
+OF_SEEDS = ["/api/sessions", "/api/e2b/execute", "/api/e2b/files", "/create_session", "/execute"]
+OF_SEEDS += ["/cleanup", "/api/playground/container", "/api/playground/sync"]
+OF_SEEDS += ["/api/playground/install", "/api/playground/execute"]
+
+
+@pytest.mark.parametrize("path", OF_SEEDS)
+async def test_what_curl_calls_a_form_is_taken_from_curl_alone(api: Api, path: str) -> None:
     form = {"content-type": "application/x-www-form-urlencoded"}
     for headers in (
         {**form, "user-agent": "Mozilla/5.0"},
         {**form, "referer": "http://evil.example/"},
         {"content-type": "text/plain"},
     ):
-        answer = await api.http.post("/api/sessions", content=b"{}", headers=headers)
+        answer = await api.http.post(path, content=b"{}", headers=headers)
         assert answer.status_code == 415, headers
     evil = {**form, "origin": "http://evil.example"}
-    assert (await api.http.post("/api/sessions", content=b"{}", headers=evil)).status_code == 403
+    assert (await api.http.post(path, content=b"{}", headers=evil)).status_code == 403
+    taken = await api.http.post(path, content=b'{"x": 1}', headers=form)
+    assert taken.status_code == 400 and "x" in taken.json()["error"]["message"], taken.text
+
+
+async def test_all_else_takes_json_alone(api: Api) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
     strict = await api.http.post("/v1/sandboxes", content=b"{}", headers=form)
-    assert strict.status_code == 415, "nowhere else"
+    assert strict.status_code == 415
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def agent_routes(verbs: a.AgentVerbs, types: Described) -> APIRouter:
         """Make a sandbox for an agent: 512 MiB of memory, half a core, no network. It ends after
         one hour.
         """
-        body = await read_json(request, a.CreateSession)
+        body = await read_json(request, a.CreateSession, plain=True)
         return reply(await verbs.create(caller_of(request.scope), body, key))
 
     @router.post("/execute", **describe(types, body=a.ExecuteCommand, returns=a.CommandView))
@@ -38,7 +38,7 @@ def agent_routes(verbs: a.AgentVerbs, types: Described) -> APIRouter:
         """Run a shell command in /workspace. Files stay for the next one; the directory and
         variables do not.
         """
-        body = await read_json(request, a.ExecuteCommand)
+        body = await read_json(request, a.ExecuteCommand, plain=True)
         return reply(await verbs.execute(caller_of(request.scope), body, key))
 
     @router.post("/upload", **describe(types, raw_body=MEDIA_TYPE, returns=a.UploadedView))
@@ -52,7 +52,7 @@ def agent_routes(verbs: a.AgentVerbs, types: Described) -> APIRouter:
     @router.post("/cleanup", **describe(types, body=a.OfSession, returns=a.CleanedView))
     async def cleanup(request: Request) -> Response:
         """End a session; nothing of it is left when the answer comes."""
-        body = await read_json(request, a.OfSession)
+        body = await read_json(request, a.OfSession, plain=True)
         return reply(await verbs.cleanup(caller_of(request.scope), body))
 
     return router

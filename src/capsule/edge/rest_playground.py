@@ -33,7 +33,7 @@ def playground_routes(verbs: pg.PlaygroundVerbs, types: Described) -> APIRouter:
         """Make the session's container, or find the one that it has: 512 MiB of memory, half a
         core, no network. It ends when nobody used it for 30 minutes.
         """
-        body = await read_json(request, pg.MakePlayground)
+        body = await read_json(request, pg.MakePlayground, plain=True)
         return reply(await verbs.create(caller_of(request.scope), body))
 
     @router.get("/container", **describe(types, returns=pg.PlaygroundStatusView))
@@ -53,19 +53,19 @@ def playground_routes(verbs: pg.PlaygroundVerbs, types: Described) -> APIRouter:
         """Bring an editor's files into the container: what changed is written, what an earlier
         sync wrote and is gone from the tree is removed.
         """
-        body = await read_json(request, pg.SyncFiles)
+        body = await read_json(request, pg.SyncFiles, plain=True)
         return reply(await verbs.sync(caller_of(request.scope), body))
 
     @router.post("/install", **describe(types, body=pg.InstallPackages, returns=pg.RanView))
     async def install(request: Request) -> Response:
         """Run `npm install` in the container."""
-        body = await read_json(request, pg.InstallPackages)
+        body = await read_json(request, pg.InstallPackages, plain=True)
         return reply(await verbs.install(caller_of(request.scope), body))
 
     @router.post("/execute", **describe(types, body=pg.ExecuteFile, returns=pg.RanView))
     async def execute(request: Request) -> Response:
         """Write code to a file in /workspace and run it, by the language of its ending."""
-        body = await read_json(request, pg.ExecuteFile)
+        body = await read_json(request, pg.ExecuteFile, plain=True)
         return reply(await verbs.execute(caller_of(request.scope), body))
 
     return router
