@@ -25,14 +25,17 @@ from capsule.edge.e2b.envd import Envd
 from capsule.edge.e2b.interpreter import Interpreter
 from capsule.edge.e2b.volume_content import VolumeContent
 from capsule.edge.site import rooms_of
+from capsule.service.caller import KeyScope
 from tests.api.test_tenants import (
     ANYTHING,
-    HTTP,
+    EVERYBODYS,
     MAKES,
+    NAMED,
     NOBODYS,
     Place,
     named,
     place,
+    scope_of,
     strangers,
 )
 from tests.support.ports import by_header, by_name, start_app
@@ -315,35 +318,39 @@ def test_a_place_for_files_is_the_tenants_that_asked(ways: Ways) -> None:
     assert ways.http.put(f"{url.path[:-1]}c?{url.query}", content=b"x").status_code == 401
 
 
-OF_E2B = sorted(
-    (verb, route.path)
-    for route in HTTP
-    if "e2b" in getattr(route, "tags", ()) and "{" in route.path
-    for verb in route.methods or ()
-    if (verb, route.path) not in MAKES
-)
+SPELLED: list[Callable[[str], str]] = [
+    str.upper,
+    coded,
+    lambda name: f"{name}%20",
+    lambda name: f"{name}%00",
+    lambda name: f"./{name}",
+    lambda name: f"x/../{name}",
+    lambda name: f"{name};x",
+]
+ROUTES = [each for each in NAMED if each not in MAKES and each[1] not in EVERYBODYS]
 
 
-@pytest.mark.parametrize(("verb", "path"), OF_E2B)
+@pytest.mark.parametrize(("verb", "path"), ROUTES)
 def test_no_spelling_of_a_name_helps(ways: Ways, verb: str, path: str) -> None:
+    """Of E2B's routes and of all others."""
     blues, nobodys = ways.place.names, strangers(ways.place)
-    for spelled in (str.upper, coded, lambda n: f"{n}%20", lambda n: f"{n}%00", lambda n: f"./{n}"):
-        for prefix in ("", "/"):
+    statuses = (403,) if scope_of(verb, path) is KeyScope.ADMIN else (404, 405)
+    statuses = (403, 404) if path == "/v1/tenants/{tenant}" else statuses
+    for spelled in SPELLED:
+        for slash in ("", "/"):
             theirs, none = (
-                ways.place.red.request(
-                    verb,
-                    ways.place.server.url
-                    + prefix
-                    + named(path, {kind: spelled(name) for kind, name in names.items()}),
+                ways.place.red.request(verb, ways.place.server.url + slash + named(path, names))
+                for names in (
+                    {kind: spelled(name) for kind, name in each.items()}
+                    for each in (blues, nobodys)
                 )
-                for names in (blues, nobodys)
             )
             assert theirs.status_code == none.status_code
-            assert theirs.status_code in (404, 405), theirs.text
+            assert theirs.status_code in (*statuses, 400), theirs.text
             assert without(theirs.text, blues) == without(none.text, nobodys)
 
 
-@pytest.mark.parametrize(("verb", "path"), OF_E2B)
+@pytest.mark.parametrize(("verb", "path"), ROUTES)
 def test_without_a_key_there_is_nothing(ways: Ways, verb: str, path: str) -> None:
     theirs, none = (
         ways.http.request(verb, named(path, names))
