@@ -39,7 +39,10 @@ def failing(message: str, *, step: str = "RUN x", code: int | None = None) -> Ca
     return caught.value
 
 
-def test_steps_and_what_they_print_are_told_apart() -> None:
+@pytest.mark.parametrize(
+    "removing", ["Removing intermediate container ", " ---> Removed intermediate container "]
+)
+def test_steps_and_what_they_print_are_told_apart(removing: str) -> None:
     found, events = heard(
         stream("Step 1/2 : FROM base"),
         stream("\n"),
@@ -49,7 +52,7 @@ def test_steps_and_what_they_print_are_told_apart() -> None:
         stream(" ---> Running in 99d5c59558d1\n"),
         stream("\x1b[91merr\n\x1b[0m"),
         stream("hello\n"),
-        stream("Removing intermediate container 99d5c59558d1\n"),
+        stream(f"{removing}99d5c59558d1\n"),
         stream(" ---> 2290aee0e365\n"),
         {"aux": {"ID": "sha256:22"}},
         stream("Successfully built 2290aee0e365\n"),

@@ -28,7 +28,9 @@ MOST_LOG = 16 * 1024 * 1024  # bytes of output that are passed on
 _STEP = re.compile(r"^step (\d{1,5})/(\d{1,5})\s*: (.*)", re.IGNORECASE | re.DOTALL)
 _IMAGE = re.compile(r"^ ?--+> ([0-9a-f]{12,64})?$")  # scratch has none
 _CONTAINER = re.compile(r"^ ?---> Running in ([0-9a-f]{12,64})$")
-_REMOVING = re.compile(r"^Removing intermediate container [0-9a-f]{12,64}$")
+_REMOVING = re.compile(  # the latter: Docker 26
+    r"^(Removing| ?---> Removed) intermediate container [0-9a-f]{12,64}$"
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _MISSING = re.compile(r"not found|access denied|manifest unknown|does not exist", re.I)
 _UNREACHABLE = re.compile(
