@@ -40,3 +40,34 @@ async def test_commands_and_files_are_in_the_trail_and_looks_are_not() -> None:
         assert sorted(each["what"] for each in told) == ["POST envd", "POST envd", "exec.finished"]
         assert {each["tenant"] for each in told} == {"default"}
         sandbox.kill()
+
+
+async def test_contexts_are_in_the_trail_under_whoever_comes() -> None:
+    """The SDK sends no token with these: with its ports open, they are for anybody."""
+    with real_server(API_KEYS=ADMIN) as server:
+        way = {"api_key": ADMIN, "api_url": server.url, "sandbox_url": server.url}
+        sandbox = Sandbox.create(**way)  # type: ignore[arg-type]  # the SDK's own words
+        door = {"e2b-sandbox-id": sandbox.sandbox_id, "e2b-sandbox-port": "49999"}
+        key = {"x-api-key": ADMIN}
+        token = {"x-access-token": sandbox._envd_access_token or ""}
+        async with httpx.AsyncClient(base_url=server.url, headers=door, timeout=15) as http:
+            made = (await http.post("/contexts", json={})).json()["id"]
+            await http.get("/contexts", headers=key)
+            (await http.post(f"/contexts/{made}/restart", headers=key)).raise_for_status()
+            (await http.delete(f"/contexts/{made}", headers=token)).raise_for_status()
+        query = {"sandbox": sandbox.sandbox_id}
+        async with httpx.AsyncClient(base_url=server.url, headers=key) as admin:
+
+            async def found() -> list[tuple[str, str]]:
+                entries = (await admin.get("/v1/audit", params=query)).json()["entries"]
+                told = [
+                    (each["what"], each["actor"]) for each in entries if "interpreter" in str(each)
+                ]
+                return told if len(told) == 3 else []
+
+            assert await eventually(found, what="written") == [
+                ("DELETE interpreter", "sandbox-token"),
+                ("POST interpreter", "static"),
+                ("POST interpreter", "sandbox-port"),
+            ]
+        sandbox.kill()

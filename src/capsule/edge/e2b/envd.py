@@ -150,9 +150,9 @@ async def healthy(guest: Guest, request: Request) -> Response:
     return Response(status_code=204)
 
 
-def sign_in(identity: Identity, sandbox: Sandbox, scope: Scope) -> None:
+def sign_in(identity: Identity, sandbox: Sandbox, scope: Scope, who: str = HOLDER) -> None:
     """Whoever has a sandbox's token acts for its tenant: so the trail and the log have it."""
-    key = HOLDER if identity.asks else OPERATOR.key_id
+    key = who if identity.asks else OPERATOR.key_id
     scope[CALLER] = Caller(sandbox.tenant, frozenset(), key)
     scope["path_params"] = {"id": sandbox.id}
     structlog.contextvars.bind_contextvars(tenant=sandbox.tenant, key=key)

@@ -26,7 +26,7 @@ from capsule.edge.body import read_json
 from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access, same
 from capsule.edge.e2b.doors import Door
-from capsule.edge.e2b.envd import NO_TOKEN, not_running, running, sign_in
+from capsule.edge.e2b.envd import HOLDER, NO_TOKEN, not_running, running, sign_in
 from capsule.edge.e2b.lines import Lines
 from capsule.edge.e2b.magics import plain
 from capsule.edge.errors import encode, understand
@@ -119,7 +119,7 @@ class Interpreter:
     async def _answer(self, door: Door, request: Request) -> Response:
         parts = request.url.path.strip("/").split("/")
         call = request.method, *parts[:1], *(NAME for _ in parts[1:2]), *parts[2:]
-        await self._admit(door.id, request, call == EXECUTE)
+        who = await self._admit(door.id, request, call == EXECUTE)
         sandbox = running(self._service, door.id)
         if sandbox is None:
             return not_running(door.id)
@@ -127,19 +127,20 @@ class Interpreter:
             raise Refused(404, f"no such path: {request.method} {request.url.path[:100]}")
         if "contexts" in call and _of_page(request) and not self._has_token(door.id, request):
             raise Refused(403, "web pages need the sandbox's token, as X-Access-Token")
+        if request.method != "GET":
+            sign_in(self._identity, sandbox, request.scope, who)
         return await self.calls[call](sandbox, request, "".join(parts[1:2]))
 
-    async def _admit(self, id: str, request: Request, takes_token: bool) -> None:
-        """Code is for who has the sandbox's token. With all else the SDKs send none, so that is
-        open to whom the sandbox's ports are, too."""
+    async def _admit(self, id: str, request: Request, takes_token: bool) -> str:
+        """Who it is. Code is for who has the sandbox's token. With all else the SDKs send none, so
+        that is open to whom the sandbox's ports are, too."""
         if self._has_token(id, request):
-            return
+            return HOLDER
         if not takes_token:
-            await self._ports.admit(id, request.scope)
-        elif await self._ports.stranger(id, request.scope):
+            return await self._ports.admit(id, request.scope)
+        if await self._ports.stranger(id, request.scope):
             raise pages.not_found(known_caller=True)
-        else:
-            raise Refused(401, NO_TOKEN)
+        raise Refused(401, NO_TOKEN)
 
     def _has_token(self, id: str, request: Request) -> bool:
         return same(request.headers.get("x-access-token", ""), self._access.token(id))
@@ -191,7 +192,6 @@ class Interpreter:
 
     async def _execute(self, sandbox: Sandbox, request: Request, name: str) -> Response:
         self._gate.admit()
-        sign_in(self._identity, sandbox, request.scope)
         body = await read_json(request, Execute)
         if body.context_id and body.language:
             raise Refused(400, BOTH)

@@ -39,6 +39,7 @@ from capsule.service.ports import CLOSED, PortStream
 from capsule.service.values import Sandbox
 
 TOKEN = b"e2b-traffic-access-token"
+VISITOR = "sandbox-port"  # who has no key, and needs none
 # In the scope, from our server:
 ABORT = "capsule.abort"  # cuts the connection, as nothing else tells that this is not the end
 TAKE_MESSAGES = "capsule.take_messages"  # of a WebSocket, so long ones; ours are shorter
@@ -127,9 +128,12 @@ class Ports:
                 return True
         return False
 
-    async def admit(self, id: str, scope: Scope) -> Sandbox:
-        """Raises PortError where a request may not come to a port of the sandbox."""
-        return self._admitted(id, scope, await self._shown(id, scope))
+    async def admit(self, id: str, scope: Scope) -> str:
+        """Who comes, in the trail's words. Raises PortError where they may not."""
+        shown = await self._shown(id, scope)
+        tenant = self._admitted(id, scope, shown).tenant
+        own = [caller.key_id for caller in shown.callers if caller.tenant == tenant]
+        return own[0] if own else VISITOR
 
     async def stranger(self, id: str, scope: Scope) -> bool:
         """Whether a key of ours is shown, and none of the sandbox's tenant, if there is one."""
