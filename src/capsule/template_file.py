@@ -28,10 +28,10 @@ NETWORKS = ("none",)
 
 SUFFIXES = (".yaml", ".yml")
 _MAX_FILE = 256 * 1024
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}", re.ASCII)
 _LANGUAGE_NAME = re.compile(r"[a-z0-9][a-z0-9.+#_-]{0,63}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_ROOT = re.compile(r"host|dir:/.*|image:[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_ROOT = re.compile(r"host|dir:/.*|image:[a-z0-9][a-z0-9._-]{0,127}", re.ASCII)
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/@:-]{0,254}", re.ASCII)
 _RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _PROFILE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)

@@ -191,7 +191,7 @@ def count(engine: EngineApi, mark: str) -> int:
         ("nosuch", b"", {}, 404, "not_found"),
         ("python", context("FROM scratch"), {}, 400, "invalid"),
         ("UPPER", context("FROM scratch"), {}, 400, "invalid"),
-        ("x" * 65, context("FROM scratch"), {}, 400, "invalid"),
+        ("x" * 129, context("FROM scratch"), {}, 400, "invalid"),
         ("mine", b"not a tar", {}, 400, "invalid"),
         ("mine", context("FROM scratch")[:700], {}, 400, "invalid"),
         ("mine", context("FROM scratch", **{"../out": b"x"}), {}, 400, "invalid"),

@@ -7,7 +7,9 @@ share.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from e2b import E2B, AsyncSandbox, Sandbox
@@ -16,6 +18,7 @@ from capsule.edge.e2b.access import Access
 from tests.api.client import Api
 from tests.api.conftest import api, box
 from tests.e2b.wire import Wire
+from tests.support import component_missing
 from tests.support.images import Images
 from tests.support.servers import RealServer, real_server
 
@@ -103,3 +106,12 @@ def access(server: RealServer) -> Access:
 @pytest.fixture
 def wire(api: Api, box: str, access: Access) -> Wire:
     return Wire(api.http, box, access.token(box))
+
+
+@pytest.fixture
+def node(node_modules: Path, tmp_path: Path) -> Path:
+    """A folder in which Node finds E2B's packages."""
+    if shutil.which("node") is None:
+        component_missing("no node")
+    (tmp_path / "node_modules").symlink_to(node_modules)
+    return tmp_path

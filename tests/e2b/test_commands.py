@@ -64,6 +64,8 @@ def test_variables_of_the_sandbox_are_everywhere_and_those_of_the_command_win(e2
 def test_a_program_knows_where_it_is(shared: Sandbox) -> None:
     words = shared.commands.run("echo $E2B_SANDBOX $USER $LOGNAME $HOME; pwd").stdout.split()
     assert words[:3] == ["true", "user", "user"] and words[3] == words[4]
+    ids = shared.commands.run("echo $E2B_SANDBOX_ID $E2B_TEMPLATE_ID").stdout.split()
+    assert ids == [shared.sandbox_id, shared.get_info().template_id]
 
 
 def test_a_folder_that_is_not_there_is_an_error(shared: Sandbox) -> None:

@@ -7,36 +7,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2b.conftest import KEY
-from tests.support import ROOT, clean_env, component_missing
+from tests.e2b.programs import run, run_node_tests, settings
+from tests.support import ROOT
 from tests.support.servers import RealServer
 
 pytestmark = pytest.mark.real
 
 EXAMPLES = ROOT / "examples/e2b"
-
-
-def settings(place: RealServer, **more: str) -> dict[str, str]:
-    """All that a user sets."""
-    return clean_env(
-        E2B_API_URL=place.url,
-        E2B_SANDBOX_URL=place.url,
-        E2B_API_KEY=KEY,
-        NO_PROXY="127.0.0.1,localhost",
-        **more,
-    )
-
-
-def run(*command: str, env: dict[str, str], cwd: Path = ROOT, within: float = 60) -> str:
-    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=within)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -53,15 +35,6 @@ def test_an_example_in_python(place: RealServer, name: str, said: list[str]) -> 
     assert all(line in written for line in said), written
 
 
-@pytest.fixture
-def node(node_modules: Path, tmp_path: Path) -> Path:
-    """A folder in which Node finds E2B's packages."""
-    if shutil.which("node") is None:
-        component_missing("no node")
-    (tmp_path / "node_modules").symlink_to(node_modules)
-    return tmp_path
-
-
 @pytest.mark.parametrize(("name", "said"), [("commands", "Hello from E2B!"), ("interpreter", "2")])
 def test_an_example_in_javascript(place: RealServer, node: Path, name: str, said: str) -> None:
     script = Path(shutil.copy(EXAMPLES / f"{name}.mjs", node))
@@ -69,12 +42,9 @@ def test_an_example_in_javascript(place: RealServer, node: Path, name: str, said
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("name", ["sandbox", "interpreter"])
+@pytest.mark.parametrize("name", ["sandbox", "interpreter", "volume"])
 def test_the_sdk_for_node(place: RealServer, node: Path, name: str) -> None:
-    script = Path(shutil.copy(ROOT / f"tests/e2b/node/{name}.test.mjs", node))
-    run(
-        "node", "--test", "--test-force-exit", str(script), env=settings(place), cwd=node, within=80
-    )
+    run_node_tests(node, name, settings(place))
 
 
 @pytest.mark.slow

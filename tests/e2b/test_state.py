@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,6 +15,7 @@ import pytest
 from e2b import (
     E2B,
     AsyncSandbox,
+    CommandExitException,
     Sandbox,
     SandboxException,
     SandboxNotFoundException,
@@ -26,6 +29,7 @@ from tests.support.servers import RealServer
 pytestmark = pytest.mark.real
 
 NOBODYS = "abcdefghijklmnop"
+HOUR = timedelta(hours=1)
 Run = Callable[[str, str], str]
 
 
@@ -315,6 +319,38 @@ def test_a_paused_one_has_the_metrics_it_had(sandbox: Sandbox) -> None:
     count = len(sandbox.get_metrics())
     sandbox.pause()
     assert count <= len(sandbox.get_metrics()) <= count + 1
+
+
+def test_the_log_has_the_programs_that_ran(sandbox: Sandbox, place: RealServer) -> None:
+    sandbox.commands.run("echo first")
+    with pytest.raises(CommandExitException):
+        sandbox.commands.run("exit 3")
+
+    def ask(path: str, **query: str) -> Any:
+        answer = httpx.get(place.url + path, params=query)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        for each in (*found["logs"], *found.get("logEntries", ())):
+            assert abs(datetime.now(UTC) - datetime.fromisoformat(each.pop("timestamp"))) < HOUR
+        return found
+
+    path = f"/sandboxes/{sandbox.sandbox_id}/logs"
+    logs = ask("/v2" + path)["logs"]
+    told = [(each["message"], each["level"]) for each in logs]
+    assert told[:2] == [("Process started", "info"), ("Process ended", "info")]
+    assert told[-1] == ("Process ended", "error")
+    assert "echo first" in logs[0]["fields"]["cmd"] and logs[-1]["fields"]["exit_code"] == "3"
+    (failed,) = ask("/v2" + path, level="error", search="exit 3")["logs"]
+    assert failed == logs[-1]
+    assert ask("/v2" + path, direction="backward", limit="1")["logs"] == logs[-1:]
+    later = str(int(time.time() * 1000) + 60_000)
+    assert ask("/v2" + path, cursor=later)["logs"] == []
+    older = ask(path)
+    assert older["logEntries"] == logs
+    assert json.loads(older["logs"][-1]["line"])["exit_code"] == "3"
+    sandbox.pause()
+    assert ask("/v2" + path)["logs"] == []
+    sandbox.connect()
 
 
 async def test_the_async_sdk_does_the_same(async_sandbox: AsyncSandbox, e2b: E2B, run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import secrets
 import tarfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from e2b import E2B, AsyncTemplate, Sandbox, Template
 from e2b.exceptions import BuildException, SandboxException, TemplateException
 
 from tests.e2b.conftest import parameters
+from tests.e2b.programs import run_node_tests, settings
 from tests.support.engine import EngineApi
 from tests.support.images import Images
 from tests.support.servers import RealServer, real_server
@@ -139,6 +141,21 @@ def test_a_step_that_fails_is_named(site: Site) -> None:
     assert "why it failed" in status.reason.message
     with pytest.raises(BuildException, match="not there"):
         Template.build(Template().from_image("nosuch/image"), site.name(), **site.options)
+
+
+def test_templates_of_the_sdk_for_node(site: Site, node: Path) -> None:
+    env = {**settings(site.server), "NAME": site.name(), "IMAGE": site.image}
+    run_node_tests(node, "template", env)
+
+
+def test_names_and_tags_may_be_as_long_as_an_id(site: Site) -> None:
+    name = f"{MARK}-{uuid.uuid4()}:v1-{uuid.uuid4()}"
+    Template.build(
+        Template().from_image(site.image).run_cmd("echo so > made"), name, **site.options
+    )
+    with site.create(name) as sandbox:
+        assert sandbox.files.read("made") == "so\n"
+        assert sandbox.get_info().template_id == name
 
 
 def test_a_start_command_runs_in_each_sandbox(site: Site) -> None:

@@ -259,7 +259,7 @@ async def _nobody(template: Template) -> list[str]:
         ("a..b", "not a name for an image"),
         ("trailing-", "not a name for an image"),
         ("../../etc", "not a name for an image"),
-        ("x" * 65, "not a name for an image"),
+        ("x" * 129, "not a name for an image"),
     ],
 )
 async def test_names_are_checked(workshop: Workshop, name: str, message: str) -> None:

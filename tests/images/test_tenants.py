@@ -59,7 +59,7 @@ async def test_what_is_everybodys_is_the_operators_to_change(workshop: Workshop)
         (DEFAULT, "own", "FROM scratch\n", ForbiddenError),
         (Caller(), "tenant-own", "FROM scratch\n", InvalidError),
         (blue, "Own", "FROM scratch\n", InvalidError),
-        (blue, "x" * 45, "FROM scratch\n", InvalidError),
+        (blue, "x" * 109, "FROM scratch\n", InvalidError),
     ):
         with pytest.raises(kind):
             await build(own, who, name, file)

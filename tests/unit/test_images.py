@@ -502,7 +502,7 @@ def test_a_failed_replacement_leaves_the_image_that_was_there(store: Path) -> No
     assert (layers("app", store)[0] / "etc/passwd").read_bytes() == b"root"
 
 
-@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "A", "x" * 65, "a\0", "a b"])
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "A", "x" * 129, "a\0", "a b"])
 def test_names_that_are_no_names_are_refused(name: str, store: Path) -> None:
     with pytest.raises(InvalidError, match="not a name"):
         load(BASE, store, name)

@@ -20,7 +20,7 @@ from capsule.service.template_names import RESERVED, inner, no_template, resolve
 from capsule.service.templates import Said, Templates
 from capsule.settings import brief
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,43}", re.ASCII)  # with what comes before, at most 64
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,107}", re.ASCII)  # with what comes before, at most 128
 
 
 class TenantTemplates:

@@ -13,7 +13,7 @@ POST   /sandboxes/{id}/fork           {"count": 1 to 20}
 PUT    /sandboxes/{id}/network        what it may reach, which here is nothing
 GET    /sandboxes/{id}/metrics        ?start=&end=: unix seconds, of the last hour
 GET    /sandboxes/metrics             ?sandbox_ids=A,B: the last of each
-GET    /sandboxes/{id}/logs           (GET /v2/sandboxes/{id}/logs) none are kept
+GET    /v2/sandboxes/{id}/logs        which programs began and ended   (GET /sandboxes/{id}/logs)
 POST   /sandboxes/{id}/snapshots      {"name"}: its id is a template's
 GET    /snapshots
 DELETE /templates/{template_id}       a snapshot, or a template
@@ -35,6 +35,9 @@ from capsule.edge.e2b import control_shapes as s
 from capsule.edge.e2b import control_views as v
 from capsule.edge.e2b import pages
 from capsule.edge.e2b.described import Describe
+from capsule.edge.e2b.sandbox_logs import MOST as LOG_MOST
+from capsule.edge.e2b.sandbox_logs import PAGE as LOG_PAGE
+from capsule.edge.e2b.sandbox_logs import E2bLogs, E2bOlderLogs, Level, Wanted, older
 from capsule.edge.identity import caller_of
 from capsule.edge.routing import Described, Route, reply
 
@@ -43,6 +46,7 @@ IdempotencyKey = Annotated[
 ]
 Order = Literal["asc", "desc"]
 Limit = Annotated[int, Query(ge=1, le=pages.MOST)]
+LogLimit = Annotated[int, Query(ge=1, le=LOG_MOST)]
 Token = Annotated[str, Query(alias="nextToken", max_length=200)]
 Moment = Annotated[int | None, Query(ge=0, lt=2**53)]
 
@@ -177,17 +181,23 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
         """What it has used in the last hour, and uses now."""
         return reply(await control.metrics(id, start, end))
 
-    @router.get("/sandboxes/{id}/logs", **described(returns=v.E2bLogs))
-    async def logs(id: str) -> Response:
-        """Nothing: what programs print is for who started them."""
-        control.living(id)
-        return reply(v.E2bLogs(logs=[], log_entries=[]))
+    @router.get("/sandboxes/{id}/logs", **described(returns=E2bOlderLogs))
+    async def logs(id: str, start: Moment = None, limit: LogLimit = LOG_PAGE) -> Response:
+        """Which programs began and ended in it."""
+        return reply(older(await control.logs(id, Wanted(start or 0, limit))))
 
-    @router.get("/v2/sandboxes/{id}/logs", **described(returns=v.E2bLogs))
-    async def logs_v2(id: str) -> Response:
-        """Nothing: what programs print is for who started them."""
-        control.living(id)
-        return reply(v.E2bLogs(logs=[]))
+    @router.get("/v2/sandboxes/{id}/logs", **described(returns=E2bLogs))
+    async def logs_v2(
+        id: str,
+        cursor: Moment = None,
+        limit: LogLimit = LOG_PAGE,
+        direction: Literal["forward", "backward"] = "forward",
+        level: Level = "debug",
+        search: Annotated[str, Query(max_length=256)] = "",
+    ) -> Response:
+        """Which programs began and ended in it, from a moment on or back from it."""
+        wanted = Wanted(cursor or 0, limit, direction == "backward", level, search)
+        return reply(E2bLogs(logs=await control.logs(id, wanted)))
 
     @router.post(
         "/sandboxes/{id}/snapshots", **described(s.E2bSnapshot, v.E2bSnapshotInfo, status=201)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from capsule.edge.drain import Gate
 from capsule.edge.e2b import control_shapes as s
 from capsule.edge.e2b import control_views as v
 from capsule.edge.e2b import pages
+from capsule.edge.e2b import sandbox_logs as logs
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.kept import chosen, is_kept, kept_as, wanted
 from capsule.edge.e2b.secrets import check_no_secret
@@ -224,6 +226,12 @@ class Control:
             for each in await self._service.history.of(id)
             if (start is None or each.at >= start) and (end is None or each.at < end + 1)
         ]
+
+    async def logs(self, id: str, wanted: logs.Wanted) -> list[logs.E2bLogEntry]:
+        """None of one that is paused: to look is no reason to wake it."""
+        if self.living(id).state is not State.RUNNING:
+            return []
+        return logs.chosen(await self._service.execs(id), time.time(), wanted)
 
     async def last_metrics(self, caller: Caller, ids: Sequence[str]) -> v.E2bManyMetrics:
         """Of those that there are."""

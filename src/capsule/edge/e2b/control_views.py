@@ -107,13 +107,6 @@ class E2bManyMetrics(View, frozen=True, kw_only=True):
     sandboxes: dict[str, E2bMetric]
 
 
-class E2bLogs(View, frozen=True, kw_only=True):
-    """Nothing is kept of what the programs of a sandbox print: whoever started them has it."""
-
-    logs: list[str]
-    log_entries: list[str] | UnsetType = UNSET
-
-
 def made(sandbox: Sandbox, access: Access, domain: str) -> E2bSandbox:
     closed = sandbox.ports != "public"
     return E2bSandbox(

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from capsule.edge.body import chunks, unhurried
 from capsule.edge.e2b.connect import STREAM, RpcError, decode, end, envelope, envelopes
+from capsule.edge.e2b.control_views import template_id
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.e2b.process_table import Known, Selector, Table
 from capsule.edge.e2b.rpc import (
@@ -42,7 +43,7 @@ from capsule.errors import (
 from capsule.link.exec_stream import Output
 from capsule.model import Exit, Reason
 from capsule.service import LiveExec, Service
-from capsule.service.values import ExecCall, Terminal
+from capsule.service.values import ExecCall, Sandbox, Terminal
 
 PATH = "/process.Process/"
 PING: dict[str, Any] = {"event": {"keepalive": {}}}
@@ -69,6 +70,12 @@ _SIGNALS = {
     14: "alarm clock",
     15: "terminated",
 }
+
+
+def told_of(sandbox: Sandbox) -> dict[str, str]:
+    """Where they are, for programs that want to know."""
+    ids = {"E2B_SANDBOX_ID": sandbox.id, "E2B_TEMPLATE_ID": template_id(sandbox)}
+    return {"E2B_SANDBOX": "true", **ids}
 
 
 class Config(msgspec.Struct):
@@ -158,7 +165,7 @@ class Processes:
         cwd = guest.path(config.cwd or "")
         call = ExecCall(
             cmd=(config.cmd, *args),
-            env={"E2B_SANDBOX": "true", **guest.sandbox.env, **envs},
+            env={**told_of(guest.sandbox), **guest.sandbox.env, **envs},
             user=guest.user,
             cwd=cwd,
             timeout=timeout_of(request),

@@ -261,7 +261,14 @@ class TemplateCalls:
         return build, begun
 
     async def alias(self, caller: Caller, name: str) -> E2bAlias:
-        found = await self._own.get(caller, maybe(name).kept)
+        """By its name alone it exists under any tag."""
+        try:
+            found = await self._own.get(caller, maybe(name).kept)
+        except NotFoundError:
+            tagged_so = [] if ":" in name else await self._builds(caller, maybe(name).name)
+            if not tagged_so:
+                raise
+            found = tagged_so[0]
         return E2bAlias(template_id=told(shown(found.name)).name, public=self._is_public(found))
 
     async def tag(self, caller: Caller, p: E2bTagging) -> E2bTagged:
@@ -280,13 +287,16 @@ class TemplateCalls:
         for kept in every:
             await self._own.delete(caller, kept)
 
-    async def tags(self, caller: Caller, name: str) -> list[E2bTag]:
-        wanted = maybe(name).name
-        found = [
+    async def _builds(self, caller: Caller, name: str) -> list[Template]:
+        return [
             each
             for each in await self._own.list(caller)
-            if told(shown(each.name)).name == wanted and self._is_made(each)
+            if told(shown(each.name)).name == name and self._is_made(each)
         ]
+
+    async def tags(self, caller: Caller, name: str) -> list[E2bTag]:
+        wanted = maybe(name).name
+        found = await self._builds(caller, wanted)
         if not found:
             raise NotFoundError(f"template {brief(wanted)} does not exist", hint="build it first")
         return [

@@ -16,7 +16,7 @@ from capsule.model import Template
 DEFAULT = "default"
 _BETWEEN = "__"
 _NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", re.ASCII)
-MOST_NAME, MOST_TAG = 27, 15
+MOST_NAME, MOST_TAG = 64, 40  # together what the catalog takes of a tenant
 _BUILD = uuid.UUID("0c2c5a0e-7a8e-4d0b-9a53-1f1d5a3f2b60")
 
 

@@ -29,7 +29,7 @@ from capsule.errors import ConflictError, InternalError, InvalidError, NotFoundE
 from capsule.providers.local.folders import make_folder
 from capsule.providers.local.removal import remove_tree
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
