@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 
 #define CHUNK (256u << 10)
 
@@ -15,6 +16,7 @@ static int conn;
 static uint32_t left; /* of the current frame */
 static bool ended;    /* the stream is */
 static char data[CHUNK];
+static char noted[64u << 10]; /* attributes of the file that comes, as `save` tells them */
 static char path[PATH_MAX + 64], target[PATH_MAX + 64]; /* as they are in the box */
 static dev_t device; /* of the folder that is filled; a volume in it is another */
 static char volume[PATH_MAX + 64]; /* the one that is passed: what would be below it is no part of the box */
@@ -126,12 +128,29 @@ static bool made_way(void) {
     return gone;
 }
 
+/* A file system that has none of them, or no room, leaves them out. */
+static void put_attributes(int fd, size_t all) {
+    char name[256];
+    for (size_t i = 0; i + 3 <= all;) {
+        size_t length = (unsigned char)noted[i];
+        if (i + length + 3 > all) refuse(EINVAL, "fill: an attribute");
+        memcpy(name, noted + i + 1, length);
+        name[length] = 0;
+        i += 1 + length;
+        size_t size = number((const unsigned char *)noted + i, 2);
+        if ((i += 2) + size > all) refuse(EINVAL, "fill: an attribute");
+        if (fsetxattr(fd, name, noted + i, size, 0)) {}
+        i += size;
+    }
+}
+
 static void put_file(const struct entry *e, bool skip) {
     static const int how = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     cleanup_fd int fd = skip ? -1 : open(path, how, 0600);
     if (!skip && fd < 0 && made_way()) fd = open(path, how, 0600);
     if (!skip && fd < 0) refuse_name(errno, "write");
     put_content(fd, e);
+    if (!skip) put_attributes(fd, e->target);
     struct timespec times[2] = {e->time, e->time};
     if (!skip && (fchmod(fd, e->mode & 0777) || futimens(fd, times))) refuse(errno, "write");
 }
@@ -163,7 +182,8 @@ static void put_entry(const struct entry *e) {
         if (e->target >= PATH_MAX) refuse(ENAMETOOLONG, "symlink");
         take(target, e->target, false);
         target[e->target] = 0;
-    } else if (e->target) take_path(target, e->target);
+    } else if (e->kind == 'f') take(noted, e->target, false);
+    else if (e->target) take_path(target, e->target);
     files++;
     if (e->kind == 'f') return put_file(e, skip);
     if (skip) return;

@@ -165,13 +165,36 @@ static bool is_changed(const struct stat *st) {
     return (double)st->st_ctim.tv_sec + (double)st->st_ctim.tv_nsec / 1e9 >= since;
 }
 
+/* What programs have noted on a file: a length (1), the name, a length (2), the value, for each of its `user.` attributes. Not an
+ * overlay's own: in a layer they would rule what is seen of those below. What is more than `most` is left out. */
+static size_t attributes_of(int fd, char *to, size_t most) {
+    static char names[16u << 10], value[4096];
+    ssize_t all = flistxattr(fd, names, sizeof names);
+    size_t n = 0;
+    for (ssize_t i = 0; i < all; i += (ssize_t)strlen(names + i) + 1) {
+        size_t length = strlen(names + i);
+        if (strncmp(names + i, "user.", 5) || !strncmp(names + i, "user.overlay.", 13)) continue;
+        ssize_t size = fgetxattr(fd, names + i, value, sizeof value);
+        if (size < 0 || n + length + (size_t)size + 3 > most) continue;
+        to[n++] = (char)length;
+        memcpy(to + n, names + i, length);
+        n += length;
+        to[n++] = (char)(size >> 8);
+        to[n++] = (char)size;
+        memcpy(to + n, value, (size_t)size);
+        n += (size_t)size;
+    }
+    return n;
+}
+
 static void put_file(int dir, const char *name, const struct stat *st) {
     const char *first = st->st_nlink > 1 ? known_as(st->st_dev, st->st_ino) : NULL;
     if (first) return put_entry('h', st, first, strlen(first));
     if (!is_changed(st)) return put_entry('u', st, "", 0);
     cleanup_fd int fd = open_own(dir, name, st, O_RDONLY | O_NONBLOCK);
     if (fd < 0) give_up(errno, NULL, NULL);
-    put_entry('f', st, "", 0);
+    static char attributes[32u << 10];
+    put_entry('f', st, attributes, attributes_of(fd, attributes, sizeof attributes));
     put_content(fd, st->st_size);
 }
 

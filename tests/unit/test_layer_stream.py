@@ -10,7 +10,11 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from capsule.errors import InvalidError
 from capsule.providers.contract import Saved
+from capsule.providers.local.layer_attributes import give
 from capsule.providers.local.layer_diff import compare
 from capsule.providers.local.layer_folder import MAX_DEPTH
 from capsule.providers.local.layer_stream import told
@@ -124,3 +128,32 @@ def test_deep_folders_cost_no_descriptors(tmp_path: Path) -> None:
     ]
     assert sum(piece.endswith(b"/d/base0") for piece in pieces) == 1
     assert written(layers, [new, *base]).files == MAX_DEPTH - 1 + 5
+
+
+def test_what_programs_noted_on_files_goes_with_them(tmp_path: Path) -> None:
+    """But not what would rule an overlay."""
+    file = tmp_path / "top" / "workspace" / "file"
+    file.parent.mkdir(parents=True)
+    file.write_text("x")
+    noted = {"user.e2b.author": b"somebody", "user.\udcff": b"\0\xff", "user.empty": b""}
+    for name, value in {**noted, "user.overlay.redirect": b"/etc"}.items():
+        os.setxattr(file, name, value)
+    written(Layers(tmp_path / "layers", owner=None), [tmp_path / "top"])
+    copy = tmp_path / "layers" / "copy" / "workspace" / "file"
+    assert {name: os.getxattr(copy, name) for name in os.listxattr(copy)} == noted
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\x09user.a", b"\x06user.a\0", b"\x06user.a\0\x05x", b"\x07user.\0a\0\0", b"\xff"],
+)
+def test_attributes_that_are_cut_are_refused(tmp_path: Path, raw: bytes) -> None:
+    with (tmp_path / "file").open("w") as file, pytest.raises(InvalidError, match="cannot be read"):
+        give(file.fileno(), raw)
+
+
+def test_an_overlays_own_attributes_are_given_to_nobody(tmp_path: Path) -> None:
+    name = b"user.overlay.opaque"
+    with (tmp_path / "file").open("w") as file:
+        give(file.fileno(), bytes([len(name)]) + name + b"\0\x01y")
+        assert os.listxattr(file.fileno()) == []

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from capsule.errors import InvalidError, TooLargeError
+from capsule.providers.local.layer_attributes import give
 from capsule.providers.local.tarball import shown
 from capsule.providers.local.unpack import set_opaque
 
@@ -69,15 +70,19 @@ class LayerFolder:
         if opaque:
             set_opaque(fd)
 
-    def begin_file(self, path: bytes, mode: int, mtime_ns: int, size: int) -> None:
-        """Then `write` as often as needed, then `end_file`."""
+    def begin_file(
+        self, path: bytes, mode: int, mtime_ns: int, size: int, attributes: bytes = b""
+    ) -> None:
+        """Then `write` as often as needed, then `end_file`. `attributes`: see there."""
         parts = self._new(path)
-        if size > self._most:
+        self.bytes += len(attributes)
+        if max(size, self.bytes) > self._most:
             raise self._too_large()
         try:
             self._file = os.open(parts[-1], _NEW, 0o600, dir_fd=self._enter(parts[:-1]))
         except FileExistsError:
             raise _twice(path) from None
+        give(self._file, attributes)
         os.ftruncate(self._file, size)
         self._left = size
         self._finish = (mode & 0o777 | self._least & 0o600, mtime_ns)

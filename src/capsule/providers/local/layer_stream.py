@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from capsule.providers.local.layer_attributes import packed
 from capsule.providers.local.layer_diff import Entry, Folder, Names, Stack, opened
 from capsule.providers.local.layers import EXTENT, HEAD
 
@@ -68,9 +69,9 @@ class _Teller:
         if first != path:
             yield _head(b"h", path, entry, first)
             return
-        yield _head(b"f", path, entry)
         fd = folder.open(name, _FILE)
         try:
+            yield _head(b"f", path, entry, packed(fd))
             yield from _extents(fd, entry.info.st_size)
         finally:
             os.close(fd)

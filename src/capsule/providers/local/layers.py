@@ -249,7 +249,7 @@ class Parser:
             case b"d" | b"D":
                 self._layer.folder(name, mode, time, opaque=kind == b"D")
             case b"f":
-                self._layer.begin_file(name, mode, time, size)
+                self._layer.begin_file(name, mode, time, size, target)
                 self._in_file = True
             case b"l":
                 self._layer.symlink(name, target, time)
