@@ -146,7 +146,12 @@ def test_the_engine_is_where_one_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     env = {"DOCKER_HOST": "unix:///run/a.sock"}
     assert address.find(None, env).url == "unix:///run/a.sock"
     assert address.find("tcp://host:2375", env).url == "http://host:2375"
+    monkeypatch.setattr(address, "find_spec", lambda name: object())
     assert address.find("ssh://me@host", env).socket is None
+    monkeypatch.setattr(address, "find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match="takes the package asyncssh") as missing:
+        address.find("ssh://me@host", env)
+    assert "docker-ssh" in missing.value.hint
     with pytest.raises(InvalidError, match="not the address of a Docker Engine"):
         address.find("ftp://host", env)
 

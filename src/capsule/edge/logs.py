@@ -35,8 +35,8 @@ def configure_logging(config: Config) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.log_level.upper())
-    # uvicorn says at `info` what our own lines say already.
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+    # uvicorn says at `info` what our own lines say already, asyncssh a line per channel.
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncssh"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
 
 

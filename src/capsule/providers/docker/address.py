@@ -6,6 +6,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from aiodocker import Docker
@@ -68,6 +69,12 @@ def _of(url: str, tls: ssl.SSLContext | None) -> Address:
     if scheme == "unix" and rest.startswith("/"):
         return Address(url)
     if scheme == "ssh" and rest:
+        if find_spec("asyncssh") is None:
+            raise UnavailableError(
+                f"an Engine by ssh ({url}) takes the package asyncssh, which is not installed",
+                hint="pip install 'capsule-sandbox[docker-ssh]', or forward its socket: "
+                "ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock …",
+            )
         return Address(url)
     if scheme in ("tcp", "http", "https") and rest:
         if tls is None and (
