@@ -151,7 +151,7 @@ def test_the_engine_is_where_one_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(address, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match="takes the package asyncssh") as missing:
         address.find("ssh://me@host", env)
-    assert "docker-ssh" in missing.value.hint
+    assert "docker-ssh" in str(missing.value.hint)
     with pytest.raises(InvalidError, match="not the address of a Docker Engine"):
         address.find("ftp://host", env)
 
