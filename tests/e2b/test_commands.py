@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
 from e2b import (
@@ -17,7 +18,9 @@ from e2b import (
     TimeoutException,
 )
 
+from tests.e2b.conftest import parameters
 from tests.support import wait_for
+from tests.support.servers import RealServer
 
 pytestmark = pytest.mark.real
 
@@ -66,6 +69,13 @@ def test_a_program_knows_where_it_is(shared: Sandbox) -> None:
     assert words[:3] == ["true", "user", "user"] and words[3] == words[4]
     ids = shared.commands.run("echo $E2B_SANDBOX_ID $E2B_TEMPLATE_ID").stdout.split()
     assert ids == [shared.sandbox_id, shared.get_info().template_id]
+
+
+def test_python_has_both_its_names(server: RealServer) -> None:
+    code = "import sys; print(sys.version_info[0])"
+    with E2B(**cast(Any, parameters(server))).Sandbox.create(timeout=60) as sandbox:
+        for name in ("python", "python3"):
+            assert sandbox.commands.run(f'{name} -c "{code}"').stdout == "3\n"
 
 
 def test_a_folder_that_is_not_there_is_an_error(shared: Sandbox) -> None:

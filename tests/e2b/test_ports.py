@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+import subprocess
+from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -22,8 +24,11 @@ pytestmark = pytest.mark.real
 def listening(sandbox: Sandbox, port: int = 3000) -> None:
     """Start tests/support/port_app.py and wait until it says that it listens."""
     sandbox.files.write("app.py", APP)
-    started = sandbox.commands.run(f"python3 app.py {port}", background=True, timeout=0)
-    for out, _, _ in started:
+    serving(sandbox, f"python3 app.py {port}")
+
+
+def serving(sandbox: Sandbox, command: str) -> None:
+    for out, _, _ in sandbox.commands.run(command, background=True, timeout=0):
         if out and "listening" in out:
             return
     pytest.fail("the server did not start")
@@ -89,3 +94,42 @@ def test_one_that_is_not_public_asks_for_its_token(place: RealServer) -> None:
         assert seen["host"] == "app.internal:3000"
         assert seen["x-forwarded-host"] == sandbox.get_host(3000)
         assert token not in str(seen)
+
+
+SECURE = """
+import http.server, ssl
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+server = http.server.ThreadingHTTPServer(("0.0.0.0", 8443), Handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("/tmp/made.pem", "/tmp/key.pem")
+server.socket = context.wrap_socket(server.socket, server_side=True)
+print("listening", flush=True)
+server.serve_forever()
+"""
+
+
+def test_a_server_that_speaks_tls(e2b: E2B, place: RealServer, tmp_path: Path) -> None:
+    made, key = tmp_path / "made.pem", tmp_path / "key.pem"
+    subject = ["-days", "2", "-subj", "/CN=localhost", "-out", str(made), "-keyout", str(key)]
+    command = ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", *subject]
+    subprocess.run(command, check=True, capture_output=True)
+    network = {"https_ports": [8443, 3000]}
+    with e2b.Sandbox.create(timeout=120, network=cast(Any, network)) as sandbox:
+        assert sandbox.get_info().network == network
+        for file in (made, key):
+            sandbox.files.write(f"/tmp/{file.name}", file.read_text())
+        sandbox.files.write("secure.py", SECURE)
+        serving(sandbox, "python3 secure.py")
+        named = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8443"}
+        large = bytes(3_000_000)
+        answer = httpx.post(place.url, content=large, headers=named, timeout=30)
+        assert (answer.status_code, answer.content) == (200, large)
+        listening(sandbox)
+        plain = get(sandbox, place)
+        assert plain.status_code >= 500 and "does not speak TLS" in plain.text

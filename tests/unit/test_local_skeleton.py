@@ -53,6 +53,15 @@ def test_links_of_a_merged_usr_stay_links(host: Path, tmp_path: Path) -> None:
     assert skeleton.own_dirs(host) == ("lib64",)
 
 
+def test_python_is_there_by_its_short_name_too(host: Path) -> None:
+    link = "opt/capsule/bin/python"
+    assert link not in host_tree(host).nodes
+    (host / "usr/bin/python3").touch()
+    assert link in host_tree(host).nodes
+    (host / "usr/bin/python").touch()
+    assert link not in host_tree(host).nodes
+
+
 def test_etc_has_what_languages_need_and_no_secret(host: Path, tmp_path: Path) -> None:
     made = prepare(host_tree(host), tmp_path / "roots", "host")
     assert (made / "etc/ssl/certs/ca.pem").read_text() == "certificate"

@@ -22,6 +22,7 @@ from capsule.edge.drain import Gate
 from capsule.edge.e2b.about import About
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.control import control_routes
+from capsule.edge.e2b.control_views import https_ports
 from capsule.edge.e2b.doors import DOOR, ENVD, INTERPRETER, Doors, Room, for_pages
 from capsule.edge.e2b.envd import Envd
 from capsule.edge.e2b.file_content import FileContent
@@ -110,7 +111,7 @@ def build_site(
     site: ASGIApp = KeyGuard(answering(route), identity, rates, public=public)
     content = VolumeContent(service, config, gate, access)
     site = beside(site, {VOLUME_CONTENT: content, UPLOADS: verbs.uploads})
-    ports = Ports(service, identity, config, gate, access)
+    ports = Ports(service, identity, config, gate, access, https_ports)
     rooms = rooms_of(service, config, gate, access, identity, ports)
     site = AddressGuard(Doors(site, rooms, ports), config, rates)
     if config.allowed_origins:

@@ -276,7 +276,6 @@ def check_network(network: s.E2bNetwork) -> None:
         ("dnsServers", network.dns_servers),
         ("egressProxy", network.egress_proxy),
         ("rules", network.rules),
-        ("httpsPorts", network.https_ports),
     ):
         if given:
             raise _no_network(f"network.{name}")

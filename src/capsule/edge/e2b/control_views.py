@@ -193,6 +193,10 @@ def network_of(sandbox: Sandbox) -> E2bNetwork:
     return msgspec.json.decode(sandbox.notes.get(NOTE) or b"{}", type=E2bNetwork)
 
 
+def https_ports(sandbox: Sandbox) -> list[int]:
+    return (NOTE in sandbox.notes and network_of(sandbox).https_ports) or []
+
+
 def domain_of(host: str) -> str:
     """Below which the ports of sandboxes are found, for who came to `host`: a number has no names
     below it, and loopback's has another name that does."""

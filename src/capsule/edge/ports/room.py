@@ -9,6 +9,7 @@ Capsule's rules for pages nor its keys are the program's business.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from typing import NamedTuple, Protocol
 
@@ -24,6 +25,7 @@ from capsule.edge.errors import Answer, understand
 from capsule.edge.identity import ADDRESS, KEY_PROTOCOL, Identity, acting, presented, words_of
 from capsule.edge.ports import http, pages, socket
 from capsule.edge.ports.headers import Origin, framing, inwards
+from capsule.edge.ports.tls import Tls
 from capsule.edge.sockets import Left
 from capsule.errors import (
     CapsuleError,
@@ -33,6 +35,7 @@ from capsule.errors import (
     NotFoundError,
     WrongStateError,
 )
+from capsule.link.stream import ByteStream
 from capsule.service import Service
 from capsule.service.caller import Caller, KeyScope
 from capsule.service.ports import CLOSED, PortStream
@@ -65,13 +68,21 @@ class Shown(NamedTuple):
 
 class Ports:
     def __init__(
-        self, service: Service, identity: Identity, config: Config, gate: Gate, tokens: Tokens
+        self,
+        service: Service,
+        identity: Identity,
+        config: Config,
+        gate: Gate,
+        tokens: Tokens,
+        secure: Callable[[Sandbox], Collection[int]],
     ) -> None:
+        """`secure`: at which of a sandbox's ports programs speak TLS."""
         self._service = service
         self._identity = identity
         self._addresses = Addresses(config.trusted_proxies)
         self._gate = gate
         self._tokens = tokens
+        self._secure = secure
 
     async def enter(self, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(send)
@@ -96,7 +107,11 @@ class Ports:
         self._gate.admit()
         origin = self._origin(sandbox, door.port, scope)
         headers, closing = inwards(scope, origin, shown.secret), self._gate.closing
-        async with aclosing(await self._dial(door, shown)) as stream:
+        async with aclosing(await self._dial(door, shown)) as dialled:
+            stream: ByteStream = dialled
+            if door.port in self._secure(sandbox):
+                stream = tls = Tls(dialled)
+                await tls.open(door.port)
             if scope["type"] == "http":
                 await _carry_request(stream, scope, receive, send, headers, closing)
             else:
@@ -194,7 +209,7 @@ def _as_wished(caller: Caller, scope: Scope) -> Caller:
 
 
 async def _carry_request(
-    stream: PortStream,
+    stream: ByteStream,
     scope: Scope,
     receive: Receive,
     send: Send,

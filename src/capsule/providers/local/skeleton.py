@@ -257,12 +257,24 @@ def host_tree(host: Path = Path("/")) -> Tree:
         tree.file(f"etc/{name}", text)
     tree.link("etc/mtab", "../proc/self/mounts")
     tree.file("opt/capsule/bin/sudo", _sudo(), 0o755)
+    if python := _python_of(host):
+        tree.link("opt/capsule/bin/python", python)
     return for_user(tree, _NOBODY_ELSE)
 
 
 def _sudo() -> bytes:
     """For templates whose path begins there: the host's own has no use in a sandbox."""
     return (resources.files("capsule") / "templates/base/sudo").read_bytes()
+
+
+def _python_of(host: Path) -> str | None:
+    """For the same templates, what `python` is where the host has none of that name."""
+    places = [Path("/usr/local/bin"), Path("/usr/bin")]
+    known = {
+        name: [at / name for at in places if (host / at.relative_to("/") / name).exists()]
+        for name in ("python", "python3")
+    }
+    return None if known["python"] or not known["python3"] else str(known["python3"][0])
 
 
 def for_user(tree: Tree, user: User) -> Tree:
