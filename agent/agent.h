@@ -103,6 +103,7 @@ struct box {
     const char *cgroups[MAX_CGROUPS];
     int cgroup_fds[MAX_CGROUPS]; /* cgroup.procs, open for writing */
     const char *usage_dirs[MAX_CGROUPS]; int nusage; /* where to read what it uses */
+    int disk_stat;         /* what its disk's device counts, where cgroups do not; -1: none */
     const struct buf *filter; /* the seccomp program */
     uint32_t open_files;      /* the keeper: what programs may have open, 0: it is among the rlimits; in a program's process: its own */
     bool signal_resize;       /* the kernel, gVisor's, tells nobody that a terminal has another size */
@@ -305,6 +306,7 @@ bool output_truncated(const struct output *o, uint64_t total);
 void keeper_run(int launcher_conn, int ctl_fd, pid_t init, int disk_fd) __attribute__((noreturn));
 
 /* usage.c */
+void usage_begin(void);
 void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, uint64_t proc_rss);
 uint64_t oom_kills(void);
 

@@ -9,6 +9,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 
 static int copy_image(const char *template, const char *dir, struct fault *f) {
     cleanup_fd int from = open(template, O_RDONLY | O_CLOEXEC);
@@ -136,6 +137,16 @@ int disk_make(const char *template, const char *dir, struct fault *f) {
     return steal_fd(&made);
 }
 
+/* The keeper cannot open it later. Without it nobody knows what the box reads and writes. */
+static void watch_device(const char *point) {
+    char path[64];
+    struct stat st;
+    if (stat(point, &st)) return;
+    snprintf(path, sizeof path, "/sys/dev/block/%u:%u/stat", major(st.st_dev), minor(st.st_dev));
+    box.disk_stat = open(path, O_RDONLY | O_CLOEXEC);
+    usage_begin();
+}
+
 bool disk_mount(struct fault *f) {
     char point[4200], device[32];
     const struct json *disk = json_get(box.spec, "disk");
@@ -152,14 +163,14 @@ bool disk_mount(struct fault *f) {
     if (!template || !dir) return fault_set(f, EINVAL, "launch: disk.template or disk.dir is missing");
     cleanup_fd int ahead = ahead_take(template, dir);
     if (ahead >= 0 && !syscall(SYS_move_mount, ahead, "", AT_FDCWD, disk_point(point, sizeof point), 4 /* FROM_EMPTY_PATH */))
-        return disk_make_dirs(point, true, f);
+        return watch_device(point), disk_make_dirs(point, true, f);
     cleanup_fd int image = copy_image(template, dir, f);
     if (image < 0) return false;
     cleanup_fd int loop = attach_loop(image, dir, device, sizeof device, f);
     if (loop < 0) return false;
     if (mount(device, disk_point(point, sizeof point), "ext4", MS_NOSUID | MS_NODEV, "noinit_itable,nobarrier,errors=continue"))
         return fault_set(f, errno, "mount disk");
-    return disk_make_dirs(point, true, f);
+    return watch_device(point), disk_make_dirs(point, true, f);
 }
 
 void disk_let_go(void) {

@@ -386,6 +386,17 @@ async def test_files_are_as_many_as_were_asked_for(namespaces: LocalProvider) ->
     assert 2000 <= made <= 2200, "ext4 rounds up to whole blocks of its inode table"
 
 
+async def test_what_it_writes_to_its_disk_is_counted(
+    as_root: None, namespaces: LocalProvider
+) -> None:
+    for name in ("one", "two"):  # the second's device may have been the first's
+        box = await namespaces.launch(SandboxId(name), SPEC)
+        assert await output(box, "head -c 9000000 /dev/zero > big; sync big; wc -c < big")
+        used = await AgentLink(box.connect).usage()
+        assert 9_000_000 <= (used.io_write_bytes or 0) < 20_000_000
+        await box.destroy()
+
+
 async def test_a_box_can_start_from_a_directory(namespaces: LocalProvider, dirs: Path) -> None:
     root = dirs / "rootfs"
     await asyncio.to_thread(_small_root, root)
