@@ -27,6 +27,7 @@ from capsule.edge.e2b.connect import (
 )
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.errors import encode, understand
+from capsule.edge.ports.room import ABORT, cut
 from capsule.edge.sse import Held, cancel_all, until_gone
 from capsule.errors import CapsuleError, GoneError
 
@@ -107,6 +108,12 @@ class Last(bytes):
     """The end of a stream. An event may be in it, too: then both leave in one write."""
 
 
+class Severed(Last):
+    """The end of a stream whose sandbox is gone. The connection is cut instead, where that can be:
+    then every SDK asks whether the sandbox lives, and says that it does not.
+    """
+
+
 async def told(source: Source) -> Source:
     """What `source` yields, and how it ended."""
     try:
@@ -119,7 +126,7 @@ async def told(source: Source) -> Source:
     except Exception as error:  # the answer has begun: the stream itself must say it
         known = understand(error)
         if isinstance(known, GoneError) or known.code == "unavailable":
-            yield Last(end(RpcError("unavailable", CUT)))
+            yield Severed(end(RpcError("unavailable", CUT)))
         else:
             yield Last(end(RpcError.of(known)))
     else:
@@ -165,14 +172,14 @@ class Events(Response):
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             if not await _send_part(send, first):
-                await self._pump(leave, send)
+                await self._pump(leave, scope, send)
         finally:
             await cancel_all(leave)
             await self._source.aclose()
             await self._opened.source.aclose()
             await self._opened.held.aclose()
 
-    async def _pump(self, leave: set[asyncio.Future[Any]], send: Send) -> None:
+    async def _pump(self, leave: set[asyncio.Future[Any]], scope: Scope, send: Send) -> None:
         loop = asyncio.get_running_loop()
         over = math.inf if self._within is None else loop.time() + self._within
         step: asyncio.Future[bytes] = asyncio.ensure_future(anext(self._source))
@@ -192,6 +199,9 @@ class Events(Response):
                     part = self._ping
                 else:
                     part = Last(end(RpcError("deadline_exceeded", LATE)))
+                if isinstance(part, Severed) and ABORT in scope:
+                    await cut(scope)
+                    return
                 if await _send_part(send, part):
                     return
         finally:
