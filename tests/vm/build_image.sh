@@ -29,15 +29,16 @@ ln -sf bash "$root/usr/bin/sh"
 install "$(command -v busybox)" "$root/usr/bin/busybox"
 cp /etc/mke2fs.conf "$root/etc/" 2>/dev/null || true
 mkdir -p "$root/usr/lib/python3.11"
-(cd /usr/lib/python3.11 && tar c --exclude=__pycache__ --exclude=test --exclude=idlelib --exclude='config-*' --exclude=ensurepip .) | tar x -C "$root/usr/lib/python3.11"
+(cd /usr/lib/python3.11 && tar c --exclude=test --exclude=idlelib --exclude='config-*' --exclude=ensurepip .) | tar x -C "$root/usr/lib/python3.11"
 find "$root/usr/lib/python3.11/lib-dynload" "$site/msgspec" -name '*.so' | while read -r so; do
   { ldd "$so" | grep -oE '/[^ ]+' || true; } | sort -u | while read -r library; do
     target=$library; case $target in /lib/*) target=/usr$target ;; esac
     [ -e "$root$target" ] || install -D "$(readlink -f "$library")" "$root$target"
   done
 done
-(cd "$site" && tar c --exclude=__pycache__ --exclude='mypy*' --exclude='ruff*' --exclude='ziglang*' --exclude='pip*' --exclude='numpy*' .) | tar x -C "$root/site"
-(cd "$tree" && tar c --exclude=__pycache__ src sdk/python/src spec tests pyproject.toml agent/build/capsule-agent agent/build_agent.py) | tar x -C "$root/capsule"
+# Compiled files come along where there are any: in an emulated machine compiling takes longer than all the rest.
+(cd "$site" && tar c msgspec structlog typing_extensions.py) | tar x -C "$root/site"
+(cd "$tree" && tar c src sdk/python/src spec tests/vm pyproject.toml agent/build/capsule-agent agent/build_agent.py) | tar x -C "$root/capsule"
 for module in overlay loop; do find "$modules" -name "$module.ko" -exec cp {} "$root/modules/" \; ; done
 printf 'root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n' > "$root/etc/passwd"
 printf 'root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n' > "$root/etc/group"
