@@ -539,12 +539,12 @@ async def test_many_at_once(folder: Path) -> None:
 
 async def test_activity_of_files_and_terminals_counts(folder: Path) -> None:
     async with serving(folder) as service:
-        id = (await service.create(CreateRequest(idle_timeout=1.0))).id
+        id = (await service.create(CreateRequest(idle_timeout=1.5))).id
         files = service.files(id)
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + 2.5
         while time.monotonic() < deadline:
             await files.stat("/workspace")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
         assert service.get(id).state is State.RUNNING
         await eventually(lambda: not service.list(), what="idle and gone", within=5)
 
