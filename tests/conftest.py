@@ -103,6 +103,15 @@ def frameworks() -> Path:
 
 
 @pytest.fixture(scope="session")
+def notebook() -> Path:
+    """A folder to import matplotlib and pandas from; see tests/support/frameworks.py."""
+    try:
+        return agents.notebook()
+    except agents.FrameworksMissing as missing:
+        component_missing(str(missing))
+
+
+@pytest.fixture(scope="session")
 def node_modules() -> Path:
     """A folder with E2B's packages for Node; see tests/support/node_sdks.py."""
     try:
@@ -193,6 +202,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with suppress(agents.FrameworksMissing):
         if "frameworks" in wanted:
             agents.frameworks()
+        if "notebook" in wanted:
+            agents.notebook()
         if "node_modules" in wanted:
             node_sdks.node_sdks()
     with suppress(EngineMissing):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import io
-import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,16 +30,6 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(60)]
 PACKAGES = "/home/user/packages"
 
 
-def packages() -> Path:
-    """A folder that has matplotlib, for the Python that sandboxes have."""
-    if named := os.environ.get("CAPSULE_TEST_PACKAGES"):
-        return Path(named)
-    found = importlib.util.find_spec("matplotlib")
-    if found is None or found.origin is None:
-        pytest.skip("no matplotlib here; CAPSULE_TEST_PACKAGES names a folder with it")
-    return Path(found.origin).parents[1]
-
-
 def packed(folder: Path) -> bytes:
     """Without what is not needed to draw, which is most of it."""
     left_out = {"tests", "__pycache__", "include", "pandas", "pandas.libs"}
@@ -56,8 +44,8 @@ def _last(member: tarfile.TarInfo) -> str:
 
 
 @pytest.fixture(scope="module")
-def drawing(server: RealServer) -> Iterator[Sandbox]:
-    tar = packed(packages())
+def drawing(server: RealServer, notebook: Path) -> Iterator[Sandbox]:
+    tar = packed(notebook)
     variables = {"PYTHONPATH": PACKAGES, "MPLCONFIGDIR": "/tmp"}
     made = Sandbox.create(timeout=600, envs=variables, **parameters(server))
     try:

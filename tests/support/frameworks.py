@@ -1,7 +1,8 @@
-"""An environment with the frameworks of examples/ for agents, kept outside the clone.
+"""Environments with what only some tests use, kept outside the clone: the frameworks of examples/
+for agents, and what programs draw and calculate with.
 
-Run as a module this makes it if it is missing, so that it is there when a test asks: `make test`
-does that while other tests run. Nothing else needs these packages, so they are not in .venv.
+Run as a module this makes those that are missing, so that they are there when a test asks: `make
+test` does that while other tests run. Nothing else needs these packages, so they are not in .venv.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.support import ROOT
 from tests.support.engine import CACHE
 from tests.support.layers import UNUSED_DAYS, locked
 
-PINS = ROOT / "requirements" / "agents.txt"
+PINS = ROOT / "requirements"
 
 
 class FrameworksMissing(Exception):
@@ -26,10 +27,21 @@ class FrameworksMissing(Exception):
 
 
 def frameworks() -> Path:
-    """The Python that has them. Raises FrameworksMissing."""
-    folder = CACHE / "agents"
+    """The Python that has those for agents. Raises FrameworksMissing."""
+    return environment("agents") / "bin/python"
+
+
+def notebook() -> Path:
+    """A folder to import matplotlib and pandas from. Raises FrameworksMissing."""
+    (packages,) = environment("notebook").glob("lib/python3*/site-packages")
+    return packages
+
+
+def environment(name: str) -> Path:
+    pins = PINS / f"{name}.txt"
+    folder = CACHE / name
     folder.mkdir(parents=True, exist_ok=True)
-    made = folder / hashlib.sha256(PINS.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    made = folder / hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()[:16]
     complete = made / "complete"
     with locked(folder / "lock"):
         if not complete.exists():
@@ -37,11 +49,11 @@ def frameworks() -> Path:
             run(sys.executable, "-m", "venv", str(made))
             # What is never imported need not be compiled, and that is most of it.
             pip = [str(made / "bin/python"), "-m", "pip", "install", "-q", "--no-compile"]
-            run(*pip, "--disable-pip-version-check", "-r", str(PINS))
+            run(*pip, "--disable-pip-version-check", "-r", str(pins))
             complete.touch()
             forget_unused(folder)
     os.utime(complete)
-    return made / "bin/python"
+    return made
 
 
 def run(*command: str) -> None:
@@ -58,4 +70,5 @@ def forget_unused(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    notebook()
     frameworks()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -261,15 +260,10 @@ DataFrame()
 
 
 @pytest.fixture
-def scientific() -> Iterator[KernelProcess]:
-    """A kernel with matplotlib and pandas, where this machine has them."""
-    path = os.environ.get("CAPSULE_TEST_PACKAGES", "")
-    env = {**os.environ, "PYTHONPATH": path}
-    probe = [sys.executable, "-c", "import matplotlib, pandas"]
-    if subprocess.run(probe, env=env, capture_output=True).returncode:
-        pytest.skip("no matplotlib and pandas here; CAPSULE_TEST_PACKAGES names a folder with them")
+def scientific(notebook: Path) -> Iterator[KernelProcess]:
+    """A kernel with matplotlib and pandas."""
     with KernelProcess(
-        "python", sys.executable, PYTHONPATH=path, MPLCONFIGDIR="/tmp/mpl"
+        "python", sys.executable, PYTHONPATH=str(notebook), MPLCONFIGDIR="/tmp/mpl"
     ) as kernel:
         yield kernel
 
