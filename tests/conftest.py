@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -246,6 +247,12 @@ def tell_files_of_later_passes(items: list[pytest.Item]) -> None:
             str(item.path.relative_to(ROOT)) for item in items if item.get_closest_marker(mark)
         }
         Path(folder, mark).write_text("\n".join(sorted(files)))
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests are no garbage: nobody has to look through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pass_no_ignored_signals_on() -> None:

@@ -552,6 +552,12 @@ def test_a_removal_waits_for_imports(store: Path) -> None:
     assert not left_behind(store)
 
 
+def test_a_list_is_made_without_what_is_removed_meanwhile(store: Path) -> None:
+    load(docker_save(BASE), store)
+    (store / "images" / "gone.json").symlink_to("nowhere")  # a name whose record is gone
+    assert [image.name for image in list_images(store)] == ["app"]
+
+
 KILLED_IMPORT = """
 import os, sys
 from pathlib import Path

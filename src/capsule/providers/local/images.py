@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -91,9 +91,12 @@ def _folders(store: ImageStore, image: Image) -> list[Path]:
 
 
 def list_images(store_dir: Path) -> list[Image]:
-    """By name."""
-    store = ImageStore(store_dir)
-    return [store.read(name) for name in store.names()]
+    """By name. Who is removed meanwhile is not among them."""
+    store, found = ImageStore(store_dir), []
+    for name in store.names():
+        with suppress(NotFoundError):
+            found.append(store.read(name))
+    return found
 
 
 def remove_image(name: str, store_dir: Path) -> None:
