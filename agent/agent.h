@@ -128,7 +128,8 @@ const char *box_path(const char *path, char *out, size_t room); /* API path -> p
 /* ahead.c: the next box's disk, made while nobody waits */
 int ahead_open(void);     /* the launcher polls it, for ahead_hear */
 int ahead_patience(void);
-void ahead_tick(void);
+bool ahead_due(void);
+void __attribute__((noreturn)) ahead_make(void);
 void ahead_given(void);
 void ahead_hear(void);
 int ahead_take(const char *template, const char *dir); /* in a launch */

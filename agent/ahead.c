@@ -46,7 +46,8 @@ void ahead_let_go(void) {
     drop_fd(&ears);
 }
 
-static void __attribute__((noreturn)) work(void) {
+/* In a child of the launcher. */
+void ahead_make(void) {
     struct fault f = {0};
     struct wish w = last;
     char *dir = strchr(w.text, '\n');
@@ -62,19 +63,20 @@ int ahead_patience(void) {
     return due <= 0 ? -1 : left > 0 ? (int)left + 1 : 0;
 }
 
-void ahead_tick(void) {
+/* Whether one is to be made now; whoever asks does it. */
+bool ahead_due(void) {
     double now = now_ms();
-    if (due <= 0 || now < due) return;
+    if (due <= 0 || now < due) return false;
     due = 0;
-    if (disk >= 0 || now < not_before) return;
+    if (disk >= 0 || now < not_before) return false;
     not_before = now + AGAIN; /* until it is heard of */
-    if (!fork()) work();
+    return true;
 }
 
-/* A child has been forked for a request: what there was is its. */
+/* A child has been forked for a request: what there was is its, though it may not be for a launch. */
 void ahead_given(void) {
+    if (due > 0 || disk >= 0) due = now_ms() + QUIET;
     drop_fd(&disk);
-    if (due > 0) due = now_ms() + QUIET;
 }
 
 void ahead_hear(void) {

@@ -221,7 +221,11 @@ int launcher_main(int listener, int lifeline) {
         if (poll(p, 3, ahead_patience()) < 0 && errno != EINTR) return 1;
         if (p[1].revents) return 0; /* the server is gone; boxes live on */
         if (p[2].revents) ahead_hear();
-        ahead_tick();
+        if (ahead_due() && !fork()) {
+            close(listener);
+            close(lifeline);
+            ahead_make();
+        }
         int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (conn < 0 && (errno == EMFILE || errno == ENFILE)) usleep(5000); /* rather wait than spin */
         if (conn < 0) continue;

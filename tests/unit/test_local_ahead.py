@@ -92,10 +92,12 @@ async def made_ahead(provider: LocalProvider, folder: Path) -> str:
     return ahead
 
 
-async def test_one_box_makes_none(provider: LocalProvider, folder: Path) -> None:
-    box = await launch(provider, "one")
-    await launch(provider, "other", LARGER)
-    assert await device_of(box) in await has(folder, 2)
+async def test_each_of_its_own_kind_makes_none(provider: LocalProvider, folder: Path) -> None:
+    for step, name in enumerate(("one", "two", "three")):
+        limits = replace(SPEC.limits, disk=(64 + 8 * step) * MIB)
+        await launch(provider, name, replace(SPEC, limits=limits))
+    await asyncio.sleep(0.1)  # in which one would be made
+    assert len(devices(folder)) == 3
 
 
 async def test_the_third_of_a_kind_takes_it(provider: LocalProvider, folder: Path) -> None:
@@ -128,3 +130,13 @@ async def test_a_box_launched_after_a_rush_is_fine(provider: LocalProvider, fold
     for box in boxes:
         await box.destroy()
     await has(folder, 1)
+
+
+async def test_a_disk_with_much_on_it_is_gone_with_the_answer(
+    provider: LocalProvider, folder: Path
+) -> None:
+    box = await launch(provider, "one")
+    await sh(box, "head -c 30000000 /dev/zero > big")
+    assert len(devices(folder)) == 1
+    await box.destroy()
+    assert devices(folder) == set()
