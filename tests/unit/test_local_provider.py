@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -284,9 +285,23 @@ async def test_a_launcher_that_died_is_started_again(provider: LocalProvider) ->
 async def test_a_launcher_nobody_can_reach_is_replaced(provider: LocalProvider) -> None:
     """Somebody tidied up /run."""
     first = provider._launcher.pid
-    (socket,) = provider.settings.run_dir.glob("launcher/*.sock")
-    await asyncio.to_thread(socket.unlink)
+    (path,) = provider.settings.run_dir.glob("launcher/*.sock")
+    await asyncio.to_thread(path.unlink)
     box = await provider.launch(SandboxId("one"), SPEC)
+    assert await output(box, "echo alive") == "alive"
+    assert not alive(first)
+
+
+async def test_a_launcher_that_lives_and_does_not_listen_is_replaced(
+    provider: LocalProvider,
+) -> None:
+    """As one that was killed does not, for the moment that it takes to end."""
+    first = provider._launcher.pid
+    (path,) = provider.settings.run_dir.glob("launcher/*.sock")
+    await asyncio.to_thread(path.unlink)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        box = await provider.launch(SandboxId("one"), SPEC)
     assert await output(box, "echo alive") == "alive"
     assert not alive(first)
 

@@ -49,8 +49,7 @@ class Launcher:
 
     def _is_there(self) -> bool:
         alive = self._process is not None and self._process.poll() is None
-        # Somebody may have tidied up /run.
-        return alive and self._socket is not None and os.path.lexists(self._socket)
+        return alive and self._socket is not None and _listens(self._socket)
 
     async def aclose(self) -> None:
         process, self._process = self._process, None
@@ -167,6 +166,19 @@ async def _converse(connect: Connect, wire: bytes) -> dict[str, Any]:
                 raise
             # Its HELLO comes before it looks at the request: it died first, and began nothing.
             raise NobodyListensError(exc.message) from exc
+
+
+def _listens(path: Path) -> bool:
+    """Somebody may have tidied up /run. And who was killed takes a moment to end, which it does not
+    spend listening."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            probe.connect(str(path))
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:
+        pass  # its queue is full, or we have no descriptor to ask with
+    return True
 
 
 def launch_failure(error: CapsuleError) -> CapsuleError:
