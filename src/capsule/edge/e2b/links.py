@@ -2,8 +2,9 @@
 
 The signature is a hash with the sandbox's token in it, so to find the sandbox is to try them all.
 Those whose links were used last are tried first, which is all that most links cost. To try the
-others is paid for by the address that asks: whoever guesses is stopped after `TRIES` in a minute,
-and holds nobody up meanwhile.
+others is paid for by the address that asks, and given back if the link is good: whoever guesses is
+stopped after `TRIES` in a minute, and holds nobody up meanwhile. A try costs the same however long
+the link is.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from capsule.edge.addresses import group
 from capsule.edge.e2b.access import Access, same
 from capsule.edge.errors import RateError
 
-TRIES = 100_000  # of a sandbox, a minute, for one address: about a sixth of a second of work
+TRIES = 100_000  # of a sandbox, a minute, for one address: about a quarter of a second of work
 RECENT = 64  # sandboxes
 SLICE = 256  # tries until others have their turn
+LONGEST = 4096  # bytes of a path: no file has a longer one
 MINUTE = 60.0
 _SIGNATURE = re.compile(r"(v1_)?[A-Za-z0-9+/]{43}")
 
@@ -51,7 +53,7 @@ class Link(NamedTuple):
         )
 
     def is_of(self, token: str) -> bool:
-        return same(self._digest(token), self.signature.removeprefix("v1_"))
+        return Signed(self).is_of(token)
 
     def problem(self, token: str) -> str | None:
         """Why it does not open the sandbox that has this token."""
@@ -66,13 +68,26 @@ class Link(NamedTuple):
             return None
         return "signature is already expired"
 
-    def _digest(self, token: str) -> str:
-        """E2B's."""
-        parts = [self.path, self.operation, self.username, token]
-        if self.expiration is not None:
-            parts.append(self.expiration)
-        digest = hashlib.sha256(":".join(parts).encode("utf-8", "surrogateescape")).digest()
-        return base64.b64encode(digest).decode().rstrip("=")
+
+class Signed:
+    """A link, hashed as far as it is the same whichever sandbox it is of: E2B's way."""
+
+    def __init__(self, link: Link) -> None:
+        self._begun = hashlib.sha256(_raw(f"{link.path}:{link.operation}:{link.username}:"))
+        self._end = "" if link.expiration is None else f":{link.expiration}"
+        self._signature = link.signature.removeprefix("v1_")
+
+    def is_of(self, token: str) -> bool:
+        return same(self.digest(token), self._signature)
+
+    def digest(self, token: str) -> str:
+        whole = self._begun.copy()
+        whole.update(_raw(token + self._end))
+        return base64.b64encode(whole.digest()).decode().rstrip("=")
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _ahead(expiration: str) -> bool:
@@ -93,7 +108,11 @@ class Links:
         """Whose link it is, if it is good. Raises RateError."""
         if not _SIGNATURE.fullmatch(link.signature) or link.late():
             return None
-        found = self._first(link, [*reversed(self._recent)]) or await self._search(link, address)
+        if len(_raw(link.path)) > LONGEST:
+            return None
+        signed = Signed(link)
+        recent = [*reversed(self._recent)]
+        found = self._first(signed, recent) or await self._search(signed, address)
         if found is not None:
             self._recent[found] = None
             self._recent.move_to_end(found)
@@ -101,20 +120,24 @@ class Links:
                 self._recent.popitem(last=False)
         return found
 
-    async def _search(self, link: Link, address: str) -> str | None:
-        ids = self._ids()
-        self._pay(group(address), len(ids))
+    async def _search(self, link: Signed, address: str) -> str | None:
+        ids, who = self._ids(), group(address)
+        minute = self._pay(who, len(ids))
         for begin in range(0, len(ids), SLICE):
             if found := self._first(link, ids[begin : begin + SLICE]):
+                self._give_back(who, len(ids), minute)
                 return found
             await asyncio.sleep(0)
         return None
 
-    def _first(self, link: Link, ids: Iterable[str]) -> str | None:
+    def _first(self, link: Signed, ids: Iterable[str]) -> str | None:
         return next((id for id in ids if link.is_of(self._access.token(id))), None)
 
-    def _pay(self, who: str, tries: int) -> None:
-        """At least one search a minute, however many sandboxes there are. Raises RateError."""
+    def _pay(self, who: str, tries: int) -> int:
+        """In which minute. At least one search in each, however many sandboxes there are.
+
+        Raises RateError.
+        """
         minute, into = divmod(time.monotonic(), MINUTE)
         if minute != self._minute:
             self._minute = int(minute)
@@ -127,3 +150,8 @@ class Links:
                 hint="wait a minute, or name the sandbox in the host: 49983-ID.DOMAIN/files?…",
             )
         self._tried[who] = spent + tries
+        return self._minute
+
+    def _give_back(self, who: str, tries: int, minute: int) -> None:
+        if minute == self._minute:
+            self._tried[who] -= tries
