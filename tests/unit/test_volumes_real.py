@@ -20,6 +20,7 @@ from capsule.errors import (
 )
 from capsule.model import MIB
 from capsule.service import CreateRequest, ExecCall, Service, VolumeWish
+from capsule.service.values import Volume
 from tests.support import backends, eventually
 from tests.unit.test_service_real import folder, serving
 from tests.unit.test_snapshots_real import sh
@@ -218,16 +219,39 @@ async def test_no_tenant_has_all_that_looks_into_volumes(
         async def read(name: str, tenant: str) -> None:
             """And go on doing so."""
             volume = await service.volumes.create(name, tenant=tenant)
-            look = await service.volume_files.open(volume)
-            await look.files.write(f"{look.root}/f", b"x" * (8 * MIB))
-            await reading.enter_async_context(look.files.read(f"{look.root}/f"))
+            async with service.volume_files.open(volume) as look:
+                await look.files.write(f"{look.root}/f", b"x" * (8 * MIB))
+                await reading.enter_async_context(look.files.read(f"{look.root}/f"))
 
         await read("one", "blue")
         await read("two", "blue")
         with pytest.raises(CapacityError, match=r"2 volumes of yours are being read .* limit 2"):
             await read("three", "blue")
         idle = await service.volumes.create("idle", tenant="red")
-        await service.volume_files.open(idle)
+        async with service.volume_files.open(idle):
+            pass
         await read("one", "green")  # instead of the one that nobody uses
         with pytest.raises(CapacityError, match=r"3 volumes are being read .* limit 3"):
             await read("one", "yellow")
+
+
+async def test_a_look_that_begins_makes_room_for_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsule.service.volume_files.EACH", 2)
+    async with serving(folder) as service:
+        volumes = [await service.volumes.create(name) for name in ("one", "two", "three")]
+
+        async def touch(volume: Volume) -> None:
+            async with service.volume_files.open(volume) as look:
+                await look.files.write(f"{look.root}/f", b"x")
+
+        # All at once: the third comes while the others' sandboxes are being launched.
+        done = await asyncio.gather(*map(touch, volumes), return_exceptions=True)
+        assert done[:2] == [None, None]
+        assert isinstance(done[2], CapacityError) and done[2].details["limit"] == 2
+        # And between the opening and the first that is asked of the files.
+        async with service.volume_files.open(volumes[0]), service.volume_files.open(volumes[1]):
+            with pytest.raises(CapacityError, match="2 volumes of yours"):
+                await touch(volumes[2])
+        await touch(volumes[2])

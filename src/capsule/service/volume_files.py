@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from capsule.errors import CapacityError, CapsuleError
@@ -37,6 +39,14 @@ class Look(NamedTuple):
     root: str
 
 
+class Full(NamedTuple):
+    """Of `among` one must go, if one can."""
+
+    among: list[Entry]
+    limit: int
+    text: str
+
+
 class VolumeFiles:
     """Owns a task for each sandbox that is being created."""
 
@@ -45,21 +55,34 @@ class VolumeFiles:
         self._sandboxes = sandboxes
         self._access = access
         self._opening: dict[str, asyncio.Task[SandboxId]] = {}  # by the volume's id
+        self._waiting: Counter[str] = Counter()  # for a sandbox, by the volume's id
         self._tasks = Tasks()
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
-    async def open(self, volume: Volume) -> Look:
-        """For the next seconds. Raises NotFoundError (it was deleted), CapacityError,
-        UnavailableError.
+    @asynccontextmanager
+    async def open(self, volume: Volume) -> AsyncIterator[Look]:
+        """Until it is left nobody else's volume takes its place. Raises NotFoundError (it was
+        deleted), CapacityError, UnavailableError.
         """
-        entry = self._serving(volume)
-        while entry is None:
-            await self._open(volume)
-            entry = self._serving(volume)
-        self._access.touch(entry)
-        return Look(Files(self._access, entry, self._parts.room), POINT)
+        entry = await self._ready(volume)
+        entry.using += 1
+        try:
+            yield Look(Files(self._access, entry, self._parts.room), POINT)
+        finally:
+            entry.using -= 1
+            self._access.touch(entry)
+
+    async def _ready(self, volume: Volume) -> Entry:
+        self._waiting[volume.id] += 1
+        try:
+            while (entry := self._serving(volume)) is None:
+                await self._open(volume)
+            return entry
+        finally:
+            self._waiting[volume.id] -= 1
+            self._waiting += Counter()  # forgets those that nobody waits for
 
     async def let_go(self, volume: Volume) -> None:
         """Before it is removed, whoever still reads or writes. Raises UnavailableError."""
@@ -92,30 +115,32 @@ class VolumeFiles:
 
     async def _make_room(self, tenant: str) -> None:
         """Whoever comes meanwhile may take it: then once more. Raises CapacityError."""
-        while (too_many := self._too_many(tenant)) is not None:
-            if not await self._give_way(*too_many):
+        while (full := self._full(tenant)) is not None:
+            if not await self._give_way(full):
                 return
 
-    def _too_many(self, tenant: str) -> tuple[list[Entry], str] | None:
-        """Of whom one must go, and why. None: there is room."""
+    def _full(self, tenant: str) -> Full | None:
+        """None: there is room."""
         known = self._aside()
         own = [entry for entry in known if entry.notes.get(_OWNER) == tenant]
         if len(own) >= EACH:
-            return own, f"of yours are being read or written at once, limit {EACH}"
+            return Full(own, EACH, "of yours are being read or written at once")
         if len(known) >= MOST:
-            return known, f"are being read or written at once, limit {MOST}"
+            return Full(known, MOST, "are being read or written at once")
         return None
 
-    async def _give_way(self, among: list[Entry], limit: str) -> bool:
+    async def _give_way(self, full: Full) -> bool:
         """One of whoever has the most; of those, the one that was not used for the longest. False:
         it could not be ended now, and the reaper tries again.
         """
-        free = [entry for entry in among if entry.using == 0]
+        among, limit, text = full
+        free = [entry for entry in among if self._is_free(entry)]
         if not free:
             raise CapacityError(
-                f"{len(among)} volumes {limit}",
+                f"{len(among)} volumes {text}, limit {limit}",
                 retry_after=1.0,
                 hint="try again in a moment, or mount the volume in a sandbox",
+                limit=limit,
             )
         held = Counter(entry.notes.get(_OWNER) for entry in among)
         oldest = min(free, key=lambda entry: (-held[entry.notes.get(_OWNER)], entry.active))
@@ -124,6 +149,11 @@ class VolumeFiles:
         except CapsuleError:
             return False
         return True
+
+    def _is_free(self, entry: Entry) -> bool:
+        if entry.state is State.CREATING or entry.volumes[0].id in self._waiting:
+            return False
+        return entry.using == 0
 
     def _serving(self, volume: Volume) -> Entry | None:
         for entry in self._aside():

@@ -159,12 +159,12 @@ class VolumeContent:
         if call is None:
             raise wrong_method(request.method, sorted(calls))
         self._gate.admit()
-        look = await self._service.volume_files.open(volume)
-        visitor = Visitor(request, look.files, look.root)
-        try:
-            return await call(visitor)
-        except NotFoundError:
-            raise NotFoundError(f"path {visitor.path!r} does not exist") from None
+        async with self._service.volume_files.open(volume) as look:
+            visitor = Visitor(request, look.files, look.root)
+            try:
+                return await call(visitor)
+            except NotFoundError:
+                raise NotFoundError(f"path {visitor.path!r} does not exist") from None
 
     def _opened(self, request: Request, id: str) -> Volume:
         """Raises UnauthenticatedError: also for who has no token to say what does not exist."""
