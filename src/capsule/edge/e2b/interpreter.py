@@ -36,6 +36,7 @@ from capsule.edge.ports.room import Ports
 from capsule.edge.shapes import Path, Shape
 from capsule.errors import CapsuleError, GoneError, NotFoundError, WrongStateError
 from capsule.service import ContextCall, ContextInfo, ContextRun, LiveRun, Service
+from capsule.service.context_calls import code_of
 from capsule.service.values import Sandbox
 
 DEFAULTS = {"default-python": "python", "default-javascript": "javascript"}
@@ -220,7 +221,7 @@ class Interpreter:
         else:
             language = await self._known(name, contexts.language(sandbox.id, name))
         call = ContextRun(
-            plain(body.code) if language == "python" else body.code,
+            plain(code_of(body.code, "python")) if language == "python" else body.code,
             context=name,
             language=language,
             timeout=self._most,

@@ -10,22 +10,25 @@ import re
 from capsule.edge.errors import invalid_field
 
 _LINE = re.compile(r"^([ \t]*)([!%])(.*)$", re.MULTILINE)
+_FIRST = re.compile(r"^([ \t]*+)\S", re.MULTILINE)
 _SILENT = frozenset({"matplotlib", "config", "load_ext", "autoreload"})
+_READ = 64 * 1024  # characters: it is read as Python here, where all others wait for that
 
 
 def plain(code: str) -> str:
-    """Raises InvalidError naming a magic that is not known."""
+    """Raises InvalidError naming a magic that is not known. Of long code it is not undone."""
     code = _outdented(code)
-    if _LINE.search(code) is None or _is_python(code):
+    if len(code) > _READ or _LINE.search(code) is None or _is_python(code):
         return code
     return _LINE.sub(_said, code)
 
 
 def _outdented(code: str) -> str:
     """By what the first line is indented by: so far as a line begins with that."""
-    first = next((line for line in code.splitlines() if line.strip()), "")
-    indent = first[: len(first) - len(first.lstrip(" \t"))]
-    return re.sub(f"^{indent}", "", code, flags=re.MULTILINE) if indent else code
+    first = _FIRST.search(code)
+    if first is None or not first[1]:
+        return code
+    return f"\n{code}".replace(f"\n{first[1]}", "\n")[1:]
 
 
 def _is_python(code: str) -> bool:
