@@ -21,10 +21,20 @@ def raw(body: Any) -> msgspec.Raw:
     return msgspec.Raw(json.dumps(body).encode())
 
 
+def told(table: Any) -> Any:
+    data = charts.data(raw(table))
+    return None if data is None else json.loads(bytes(data))
+
+
+def deep(head: bytes, tail: bytes) -> bytes:
+    return head + b"[" * 100_000 + b"]" * 100_000 + tail
+
+
 def read(body: Any) -> Any:
     """As the SDK has it."""
     chart = charts.chart(raw(body))
-    result = Result(chart=json.loads(json.dumps(chart)))
+    assert chart is not None
+    result = Result(chart=json.loads(bytes(chart)))
     assert result.chart is not None
     return result.chart
 
@@ -75,11 +85,37 @@ def test_what_is_no_chart_is_left_out(body: Any) -> None:
     assert charts.chart(raw(body)) is None
 
 
+@pytest.mark.parametrize("value", ["a" * 1000, [1] * 1000, True, None, {}, 10**400])
+def test_a_share_is_a_number(value: Any) -> None:
+    assert charts.chart(raw({"type": "pie", "series": [{"label": "a", "value": value}]})) is None
+
+
+@pytest.mark.parametrize("kind", ["line", "bar"])
+def test_a_number_without_end_is_no_chart(kind: str) -> None:
+    series = [{"label": "a", "x": [1], "y": [10**400]}]
+    assert charts.chart(raw({"type": kind, "series": series})) is None
+
+
+def test_what_is_too_deep_is_left_out() -> None:
+    assert charts.chart(msgspec.Raw(deep(b'{"type":"line","series":[{"x":', b"}]}"))) is None
+    several = b'{"type":"several","charts":['
+    assert charts.chart(msgspec.Raw(several * 10_000 + b"]}" * 10_000)) is None
+
+
+def test_what_is_said_with_each_bar_is_short() -> None:
+    """It would be as long as all bars times itself."""
+    bars = {"label": "g" * 500_000, "x": ["a"] * 50_000, "y": [1] * 50_000}
+    chart = charts.chart(raw({"type": "bar", "series": [bars]}))
+    assert chart is not None and len(bytes(chart)) < 20_000_000
+    assert charts.chart(raw({"type": "bar", "series": [{**bars, "label": ["g"]}]})) is None
+
+
 def test_a_table_is_told_column_by_column() -> None:
     table = {"columns": ["n", "s"], "index": [0, 1], "rows": [[1, "a"], [2, None]]}
-    assert charts.data(raw(table)) == {"n": [1, 2], "s": ["a", None]}
-    assert charts.data(raw({"columns": ["n"], "rows": []})) == {"n": []}
+    assert told(table) == {"n": [1, 2], "s": ["a", None]}
+    assert told({"columns": ["n"], "rows": []}) == {"n": []}
     assert charts.data(raw([1])) is None
+    assert charts.data(msgspec.Raw(deep(b'{"columns":["n"],"rows":[[', b"]]}"))) is None
 
 
 def test_as_the_suites_of_the_sdk_want_it() -> None:

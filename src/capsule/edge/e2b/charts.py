@@ -10,6 +10,9 @@ import msgspec
 
 _UNIT = re.compile(r"\s\(([^()]{1,50})\)|\[([^\[\]]{1,50})\]")
 _POINTS = ("line", "scatter")
+_LONGEST = 200  # characters of what is said again with each bar
+# What a program may have made up: of the wrong kind, too large, or too deep.
+_WRONG = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
 class Axis(msgspec.Struct):
@@ -33,20 +36,23 @@ class Table(msgspec.Struct):
     rows: list[list[Any]] = []
 
 
-def chart(raw: msgspec.Raw) -> dict[str, Any] | None:
-    """None: a program has made up something that is no chart."""
+def chart(raw: msgspec.Raw) -> msgspec.Raw | None:
+    """As JSON. None: a program has made up something that is no chart."""
     try:
-        return _chart(msgspec.json.decode(raw, type=Chart))
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+        return msgspec.Raw(msgspec.json.encode(_chart(msgspec.json.decode(raw, type=Chart))))
+    except _WRONG:
         return None
 
 
-def data(raw: msgspec.Raw) -> dict[str, list[Any]] | None:
+def data(raw: msgspec.Raw) -> msgspec.Raw | None:
     """As `DataFrame.to_dict("list")`. None: as above."""
     try:
-        table = msgspec.json.decode(raw, type=Table)
-    except msgspec.MsgspecError:
+        return msgspec.Raw(msgspec.json.encode(_data(msgspec.json.decode(raw, type=Table))))
+    except _WRONG:
         return None
+
+
+def _data(table: Table) -> dict[str, list[Any]]:
     columns = [list(column) for column in zip(*table.rows, strict=False)] or [
         [] for _ in table.columns
     ]
@@ -86,6 +92,13 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _share(value: Any) -> float:
+    """Raises TypeError: a list or a text is multiplied, too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    return float(value)
+
+
 def _points(series: dict[str, Any], n: int) -> list[dict[str, Any]]:
     pairs = zip(series["x"], series["y"], strict=False)
     points = [[_number(x), _number(y)] for x, y in pairs]
@@ -98,13 +111,16 @@ def _dots(series: dict[str, Any], n: int) -> list[dict[str, Any]]:
 
 
 def _bars(series: dict[str, Any], n: int) -> list[dict[str, Any]]:
-    group = series["label"] or f"Group {n}"
+    label = series["label"]
+    if not isinstance(label, str):
+        raise TypeError
+    group = label[:_LONGEST] or f"Group {n}"
     pairs = zip(series["x"], series["y"], strict=False)
     return [{"label": str(x), "group": group, "value": _number(y)} for x, y in pairs]
 
 
 def _slices(series: dict[str, Any], n: int) -> list[dict[str, Any]]:
-    angle = round(series["value"] * 360, 9)
+    angle = round(_share(series["value"]) * 360, 9)
     return [{"label": series["label"], "angle": angle, "radius": 1.0}]
 
 
