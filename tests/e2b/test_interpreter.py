@@ -311,6 +311,19 @@ async def test_running_code_takes_the_sandboxes_token(api: Api, box: str) -> Non
     assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
 
 
+async def test_no_folder_is_made_for_a_context_that_is_refused(api: Api, box: str) -> None:
+    """Whoever a public port is open to may ask for one."""
+
+    async def create(folder: str) -> int:
+        body = {"language": "bash", "cwd": folder}
+        return (await api.http.post("/contexts", json=body, headers=door(box))).status_code
+
+    assert {await create("/tmp/made") for _ in range(32)} == {200}
+    assert await create("/tmp/refused") == 429
+    listed = await api.rpc("exec", id=box, cmd=["ls", "/tmp"])
+    assert listed["stdout"] == "made\n"
+
+
 async def test_one_of_context_and_language(api: Api, box: str, access: Access) -> None:
     headers = door(box, x_access_token=access.token(box))
     body = {"code": "1", "context_id": "a", "language": "python"}

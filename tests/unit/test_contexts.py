@@ -172,6 +172,18 @@ async def test_where_and_with_what_it_starts(box: Box) -> None:
     assert (await box.run(code, context.id)).stdout == b"/tmp 1 True\n"
 
 
+async def test_a_folder_is_made_for_a_context_that_there_will_be(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ContextCall("bash", cwd="/tmp/made/deep", make_cwd=True)
+    context = await box.contexts.create(box.id, call)
+    assert (await box.run("pwd", context.id)).stdout == b"/tmp/made/deep\n"
+    monkeypatch.setattr("capsule.service.contexts.MAX_CONTEXTS", 1)
+    with pytest.raises(CapacityError):
+        await box.contexts.create(box.id, ContextCall("bash", cwd="/tmp/other", make_cwd=True))
+    assert (await box.run("ls /tmp", context.id)).stdout == b"made\n"
+
+
 async def test_variables_that_are_for_one_run(box: Box) -> None:
     code = "import os; os.environ.get('A')"
     within = await box.contexts.run(box.id, ContextRun(code, env={"A": "1"}))

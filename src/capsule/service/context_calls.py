@@ -30,6 +30,7 @@ class ContextCall:
     env: Mapping[str, str] = field(default_factory=dict)
     imports: Sequence[str] = ()
     user: str | None = None  # a name; None: the sandbox's user
+    make_cwd: bool = False  # the folder, where it is not there
 
 
 @dataclass(frozen=True, slots=True)

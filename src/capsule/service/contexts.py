@@ -286,6 +286,8 @@ class Contexts:
         shelf.contexts[name] = context
         try:
             async with context.turn:
+                if call.make_cwd:
+                    await link.mkdir(record.cwd)
                 await self._interpreters.launch(entry, link, context, record)
         except BaseException:
             shelf.contexts.pop(name, None)

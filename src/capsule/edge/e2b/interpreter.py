@@ -153,9 +153,8 @@ class Interpreter:
         """A folder that is not there is made."""
         self._gate.admit()
         body = await read_json(request, MakeContext)
-        call = ContextCall(self._language(sandbox, body.language), cwd=body.cwd)
-        if body.cwd is not None:
-            await self._service.files(sandbox.id).mkdir(body.cwd)
+        language = self._language(sandbox, body.language)
+        call = ContextCall(language, cwd=body.cwd, make_cwd=body.cwd is not None)
         return _json(_view(await self._service.contexts.create(sandbox.id, call)))
 
     async def _list(self, sandbox: Sandbox, request: Request, name: str) -> Response:
