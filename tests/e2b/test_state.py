@@ -362,6 +362,8 @@ def test_the_log_has_the_programs_that_ran(sandbox: Sandbox, place: RealServer) 
     assert ask("/v2" + path, cursor=later)["logs"] == []
     older = ask(path)
     assert older["logEntries"] == logs
+    moments = [httpx.get(f"{place.url}/v2{path}").json()["logs"] for _ in range(5)]
+    assert all(each == moments[0] for each in moments)  # their timestamps, too
     assert json.loads(older["logs"][-1]["line"])["exit_code"] == "3"
     sandbox.pause()
     assert ask("/v2" + path)["logs"] == []

@@ -186,6 +186,35 @@ async def test_idle_timeout_ends_what_nobody_uses(tmp_path: Path) -> None:
         assert b.service.get(other.id)
 
 
+async def test_to_look_at_execs_is_no_activity_and_moves_no_moment(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest(idle_timeout=10))
+        await b.service.exec(made.id, ExecCall(("true",)))
+        began = b.clock.now()
+        first = await b.service.look_at_execs(made.id)
+        assert [each.at for each in first] == [pytest.approx(began, abs=0.1)]
+        b.clock.pass_time(9)  # the agent's answer stays as it was, as if it came nine seconds late
+        assert await b.service.look_at_execs(made.id) == first
+        b.clock.pass_time(2)
+        await sweep(b)
+        with pytest.raises(GoneError, match="nobody used it for 10 seconds"):
+            await b.service.look_at_execs(made.id)
+
+
+async def test_moments_of_execs_are_kept_of_those_that_the_agent_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsule.service.execs.MAX_BEGAN", 2)
+    async with bench(tmp_path) as b:
+        id = (await b.service.create(CreateRequest())).id
+        for _ in range(5):
+            await b.service.exec(id, ExecCall(("true",)))
+            (seen,) = await b.service.look_at_execs(id)
+            b.world.agents[id].execs.clear()
+        assert seen.info.id in (began := b.service._sandboxes.find(id).began)
+        assert len(began) <= 2
+
+
 async def test_an_operation_going_on_is_activity_to_its_end(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest(idle_timeout=10))

@@ -163,6 +163,7 @@ class Entry:
     environ: dict[str, str] = field(init=False)  # what a program starts with
     sessions: dict[str, Session] | None = None  # None: not read from the store yet
     learned: set[str] = field(default_factory=set)  # execs whose report its sessions have taken
+    began: dict[str, float] = field(default_factory=dict)  # wall clock: execs that were looked at
     launching: asyncio.Task[None] | None = None
     resetting: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
@@ -309,6 +310,7 @@ class Entry:
         """`started` is how it came by it; None: as before, it is taken up again."""
         self.started = started or self.started
         self.cpu_seen, self.cpu_of_execs = None if started is None else 0.0, 0.0
+        self.began = self.began if started is None else {}
         self.box = box
         self.box_id = box.handle.sandbox_id
         self.link = AgentLink(box.connect)

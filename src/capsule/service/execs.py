@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import structlog
 
@@ -36,6 +37,12 @@ log = structlog.get_logger(__name__)
 
 MAX_BATCH = 100
 MAX_OFFSET = 2**62
+MAX_BEGAN = 1024  # moments of one sandbox; its agent knows fewer execs
+
+
+class Begun(NamedTuple):
+    at: float  # wall clock
+    info: ExecInfo
 
 
 class Execs:
@@ -220,6 +227,23 @@ class Execs:
     async def list(self, id: str) -> Sequence[ExecInfo]:
         async with self._access.visit(id) as link:
             return [_without_source(info) for info in await link.execs()]
+
+    async def look(self, id: str) -> Sequence[Begun]:
+        """The same with the moments at which they began, which stay as they are when somebody looks
+        again. It is no activity, and wakes nobody.
+        """
+        entry = self._access.sandboxes.find(id)
+        link = entry.running()
+        try:
+            known = await link.execs()
+        except UnavailableError as error:
+            raise await self._access.pulse.explain(entry, error, link) from error
+        now, began = self._clock.now(), entry.began
+        for info in known:
+            began.setdefault(info.id, now - info.started_ms_ago / 1000)
+        if len(began) > MAX_BEGAN:
+            entry.began = {info.id: began[info.id] for info in known}
+        return [Begun(began[info.id], _without_source(info)) for info in known]
 
     async def kill(self, id: str, exec_id: str, *, signal: str, grace: float) -> bool:
         name = validate.signal(signal)

@@ -41,7 +41,7 @@ from capsule.service.builds import Builds
 from capsule.service.caller import OPERATOR, Caller
 from capsule.service.clock import Clock, SystemClock
 from capsule.service.contexts import Contexts
-from capsule.service.execs import Execs
+from capsule.service.execs import Begun, Execs
 from capsule.service.files import Files
 from capsule.service.happenings import Happenings
 from capsule.service.history import History
@@ -399,6 +399,9 @@ class Service:
 
     async def execs(self, id: str) -> Sequence[ExecInfo]:
         return await self._execs.list(id)
+
+    async def look_at_execs(self, id: str) -> Sequence[Begun]:
+        return await self._execs.look(id)
 
     async def kill(
         self, id: str, exec_id: str, *, signal: str = "KILL", grace: float = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -228,10 +227,10 @@ class Control:
         ]
 
     async def logs(self, id: str, wanted: logs.Wanted) -> list[logs.E2bLogEntry]:
-        """None of one that is paused: to look is no reason to wake it."""
+        """None of one that is paused: to look is no reason to wake it, and no activity."""
         if self.living(id).state is not State.RUNNING:
             return []
-        return logs.chosen(await self._service.execs(id), time.time(), wanted)
+        return logs.chosen(await self._service.look_at_execs(id), wanted)
 
     async def last_metrics(self, caller: Caller, ids: Sequence[str]) -> v.E2bManyMetrics:
         """Of those that there are."""

@@ -1,6 +1,7 @@
 """A sandbox's log as E2B's control plane has it: which programs began and ended in it, as far as
 its agent remembers them. What they print is for who started them. The agent tells how long ago it
-was: moments are good to some milliseconds.
+was: moments are good to some milliseconds, and the same whenever somebody asks, until the server
+starts again. They are whole milliseconds, as cursors are: who goes on from one skips nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal, NamedTuple
 from capsule.edge.e2b.control_views import View
 from capsule.edge.errors import encode
 from capsule.model import ExecInfo, Exit
+from capsule.service.execs import Begun
 
 LEVELS = ("debug", "info", "warn", "error")
 LONGEST = 1000  # characters of a command
@@ -48,13 +50,12 @@ class Wanted(NamedTuple):
     search: str = ""
 
 
-def chosen(execs: Sequence[ExecInfo], now: float, wanted: Wanted) -> list[E2bLogEntry]:
-    """In the order that is asked for."""
-    entries = sorted(
-        (entry for info in execs for entry in _told(info, now - info.started_ms_ago / 1000)),
-        key=lambda entry: entry.timestamp,
-        reverse=wanted.backward,
-    )
+def chosen(execs: Sequence[Begun], wanted: Wanted) -> list[E2bLogEntry]:
+    """In the order that is asked for: backward is forward turned round, also within a moment."""
+    told = (entry for began, info in execs for entry in _told(info, began))
+    entries = sorted(told, key=lambda entry: entry.timestamp)
+    if wanted.backward:
+        entries.reverse()
     found = [entry for entry in entries if _is_wanted(entry, wanted)]
     return found[: wanted.limit]
 
@@ -82,12 +83,12 @@ def _end(exit: Exit) -> dict[str, str]:
 
 
 def _entry(at: float, level: str, message: str, fields: dict[str, str]) -> E2bLogEntry:
-    when = datetime.fromtimestamp(at, UTC)
+    when = datetime.fromtimestamp(round(at, 3), UTC)
     return E2bLogEntry(timestamp=when, level=level, message=message, fields=fields)
 
 
 def _is_wanted(entry: E2bLogEntry, wanted: Wanted) -> bool:
-    at = entry.timestamp.timestamp() * 1000
+    at = round(entry.timestamp.timestamp() * 1000)
     if wanted.start and (at > wanted.start if wanted.backward else at < wanted.start):
         return False
     if LEVELS.index(entry.level) < LEVELS.index(wanted.level):
