@@ -8,10 +8,15 @@ import resource
 import signal
 import socket
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from capsule.edge.server import KEEP_ALIVE, Idle
+from capsule.app import bind
+from capsule.config import Config
+from capsule.edge.drain import Gate
+from capsule.edge.ports.room import cut
+from capsule.edge.server import KEEP_ALIVE, Idle, Server
 from tests.api.double import serving
 from tests.support.servers import RealServer, real_server
 
@@ -55,6 +60,38 @@ async def test_one_that_is_answered_is_not_idle() -> None:
             await reader.readuntil(b"\r\n\r\n")
             assert (await reader.readexactly(15)).startswith(b'{"status"')
         writer.close()
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_what_was_sent_before_a_cut_arrives(
+    takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who does not take it is not waited for."""
+    monkeypatch.setattr("capsule.edge.server.CUT_PATIENCE", 10.0 if takes else 0.1)
+    large, over = bytes(16 << 20), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": large, "more_body": True})
+        await cut(scope)
+        over.set()
+
+    config = await asyncio.to_thread(Config, port=0)
+    server = Server(config, app, Gate(), on_drain=lambda _: None)
+    with bind(config) as listener:
+        listener.listen()
+        async with asyncio.TaskGroup() as group, asyncio.timeout(15):
+            group.create_task(server.serve(sockets=[listener]))
+            port = listener.getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEALTH)
+            if not takes:
+                await over.wait()
+            got = await reader.read()
+            assert (len(got) > len(large)) is takes
+            assert not got.endswith(b"0\r\n\r\n")  # it does not look like the end
+            writer.close()
+            server.should_exit = True
 
 
 @pytest.mark.real

@@ -33,6 +33,7 @@ log = logging.getLogger("capsule.edge")
 
 HEADER_PATIENCE = 20.0  # from the first byte (or the connection) to the end of a request's headers
 WRITE_PATIENCE = 50.0  # a peer that takes nothing of what we send for this long is gone
+CUT_PATIENCE = 2.0  # for what was sent before its connection is cut
 PROBES = (20, 10, 3)  # the kernel asks a silent peer after so long, then again, so many times
 MAX_HEADERS = 64 * 1024
 # Longer than clients keep theirs (and E2B's load balancers: 600 seconds): they close first, and no
@@ -116,7 +117,20 @@ class HttpConnection(HttpToolsProtocol):
         self._in_headers = True
         self._headers_due.arm()
         super().on_message_begin()
-        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        self.scope[ABORT] = self._cut  # type: ignore[literal-required]
+
+    async def _cut(self) -> None:
+        """What was sent before leaves before, so far as the client takes it."""
+        try:
+            await asyncio.sleep(0)  # a head that waits for its body is on its way then
+            if not self.transport.is_closing():
+                self.transport.set_write_buffer_limits(high=0)
+                async with asyncio.timeout(CUT_PATIENCE):
+                    await self.flow.drain()
+        except TimeoutError:
+            pass
+        finally:
+            self.transport.abort()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

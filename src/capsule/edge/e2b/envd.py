@@ -21,15 +21,14 @@ from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access, same
 from capsule.edge.e2b.connect import RpcError
 from capsule.edge.e2b.doors import Door
-from capsule.edge.e2b.guests import Guest, guest_of, name_in
+from capsule.edge.e2b.guests import Guest, guest_of, name_in, running
 from capsule.edge.e2b.links import Link, Links
 from capsule.edge.e2b.rpc import Call, is_stream, json, refusal
 from capsule.edge.errors import HttpError, send_error, understand
 from capsule.edge.identity import ADDRESS, CALLER, Identity
 from capsule.edge.ports.pages import PortError
 from capsule.edge.ports.room import Ports
-from capsule.errors import CapsuleError, GoneError, NotFoundError, UnavailableError, WrongStateError
-from capsule.model import State
+from capsule.errors import CapsuleError, GoneError, UnavailableError, WrongStateError
 from capsule.service import Service
 from capsule.service.caller import OPERATOR, Caller
 from capsule.service.values import Sandbox
@@ -156,16 +155,6 @@ def sign_in(identity: Identity, sandbox: Sandbox, scope: Scope, who: str = HOLDE
     scope[CALLER] = Caller(sandbox.tenant, frozenset(), key)
     scope["path_params"] = {"id": sandbox.id}
     structlog.contextvars.bind_contextvars(tenant=sandbox.tenant, key=key)
-
-
-def running(service: Service, id: str) -> Sandbox | None:
-    """Or about to be, for whoever needs it."""
-    try:
-        found = service.get(id)
-    except (NotFoundError, GoneError):
-        return None
-    awake = found.state is State.RUNNING or (found.state is State.PAUSED and found.auto_resume)
-    return found if awake else None
 
 
 def not_running(id: str, error: PortError | None = None) -> Response:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import posixpath
+from collections.abc import Callable
 from typing import NamedTuple
 
 from starlette.requests import Request
 
 from capsule.edge.e2b.connect import RpcError
-from capsule.model import ROOT
+from capsule.errors import GoneError, NotFoundError
+from capsule.model import ROOT, State
 from capsule.service import Service
 from capsule.service.values import Sandbox
 
@@ -22,6 +24,7 @@ class Guest(NamedTuple):
     sandbox: Sandbox
     user: str | None = None  # None: the sandbox's own
     home: str = "/"
+    lives: Callable[[], bool] = lambda: True  # the sandbox, still
 
     @property
     def id(self) -> str:
@@ -35,13 +38,27 @@ class Guest(NamedTuple):
         return "/" + posixpath.normpath(posixpath.join(self.home, given)).lstrip("/")
 
 
+def running(service: Service, id: str) -> Sandbox | None:
+    """Or about to be, for whoever needs it."""
+    try:
+        found = service.get(id)
+    except (NotFoundError, GoneError):
+        return None
+    awake = found.state is State.RUNNING or (found.state is State.PAUSED and found.auto_resume)
+    return found if awake else None
+
+
 def guest_of(service: Service, sandbox: Sandbox, name: str | None) -> Guest:
     """Raises RpcError: there is nobody of that name."""
     environ = service.environ(sandbox.id)
+
+    def lives() -> bool:
+        return running(service, sandbox.id) is not None
+
     if name in (None, USER, environ.get("USER")):
-        return Guest(sandbox, None, environ.get("HOME", "/"))
+        return Guest(sandbox, None, environ.get("HOME", "/"), lives)
     if name == ROOT:
-        return Guest(sandbox, ROOT, HOME)
+        return Guest(sandbox, ROOT, HOME, lives)
     raise RpcError("unauthenticated", f"invalid username: '{name[:100]}'")
 
 

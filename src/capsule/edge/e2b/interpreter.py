@@ -26,7 +26,8 @@ from capsule.edge.body import read_json
 from capsule.edge.drain import Gate
 from capsule.edge.e2b.access import Access, same
 from capsule.edge.e2b.doors import Door
-from capsule.edge.e2b.envd import HOLDER, NO_TOKEN, not_running, running, sign_in
+from capsule.edge.e2b.envd import HOLDER, NO_TOKEN, not_running, sign_in
+from capsule.edge.e2b.guests import running
 from capsule.edge.e2b.lines import Lines
 from capsule.edge.e2b.magics import plain
 from capsule.edge.errors import encode, understand

@@ -94,6 +94,7 @@ def streaming(
             every=ping_of(request),
             within=within if ends else None,
             until=until,
+            lives=guest.lives,
         )
 
     return call
@@ -114,7 +115,7 @@ class Severed(Last):
     """
 
 
-async def told(source: Source) -> Source:
+async def told(source: Source, lives: Callable[[], bool]) -> Source:
     """What `source` yields, and how it ended."""
     try:
         async for part in source:
@@ -125,12 +126,19 @@ async def told(source: Source) -> Source:
         yield Last(end(error))
     except Exception as error:  # the answer has begun: the stream itself must say it
         known = understand(error)
-        if isinstance(known, GoneError) or known.code == "unavailable":
+        if _is_over(known, lives):
             yield Severed(end(RpcError("unavailable", CUT)))
         else:
             yield Last(end(RpcError.of(known)))
     else:
         yield Last(end())
+
+
+def _is_over(error: CapsuleError, lives: Callable[[], bool]) -> bool:
+    """Whether the sandbox is, which was neither reset nor out of reach for a while."""
+    if isinstance(error, GoneError):
+        return not error.details.get("reset")
+    return error.code == "unavailable" and not lives()
 
 
 async def _only_message(request: Request) -> bytes:
@@ -153,10 +161,11 @@ class Events(Response):
         every: float,
         within: float | None = None,
         until: asyncio.Event | None = None,
+        lives: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__(media_type=STREAM.decode())
         del self.headers["content-length"]
-        self._source = told(opened.source)
+        self._source = told(opened.source, lives)
         self._opened = opened
         self._ping = ping
         self._every = every
@@ -171,7 +180,7 @@ class Events(Response):
             first = await anext(self._source)  # which is there at once, and leaves with the head
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            if not await _send_part(send, first):
+            if not await _send_part(scope, send, first):
                 await self._pump(leave, scope, send)
         finally:
             await cancel_all(leave)
@@ -199,17 +208,17 @@ class Events(Response):
                     part = self._ping
                 else:
                     part = Last(end(RpcError("deadline_exceeded", LATE)))
-                if isinstance(part, Severed) and ABORT in scope:
-                    await cut(scope)
-                    return
-                if await _send_part(send, part):
+                if await _send_part(scope, send, part):
                     return
         finally:
             await cancel_all({step})
 
 
-async def _send_part(send: Send, part: bytes) -> bool:
+async def _send_part(scope: Scope, send: Send, part: bytes) -> bool:
     """Whether it was the last."""
+    if isinstance(part, Severed) and ABORT in scope:
+        await cut(scope)
+        return True
     is_last = isinstance(part, Last)
     await send({"type": "http.response.body", "body": part, "more_body": not is_last})
     return is_last

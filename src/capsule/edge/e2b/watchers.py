@@ -22,8 +22,7 @@ from starlette.requests import Request
 
 from capsule.edge.e2b.connect import RpcError, envelope
 from capsule.edge.e2b.entries import DETAIL, entry
-from capsule.edge.e2b.envd import running
-from capsule.edge.e2b.guests import Guest
+from capsule.edge.e2b.guests import Guest, running
 from capsule.edge.e2b.rpc import Call, Opened, streaming, unary
 from capsule.errors import CapacityError, CapsuleError
 from capsule.link.watch import Change, Watch

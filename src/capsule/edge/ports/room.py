@@ -44,7 +44,7 @@ from capsule.service.values import Sandbox
 TOKEN = b"e2b-traffic-access-token"
 VISITOR = "sandbox-port"  # who has no key, and needs none
 # In the scope, from our server:
-ABORT = "capsule.abort"  # cuts the connection, as nothing else tells that this is not the end
+ABORT = "capsule.abort"  # awaited, cuts the connection: nothing else tells that this is not the end
 TAKE_MESSAGES = "capsule.take_messages"  # of a WebSocket, so long ones; ours are shorter
 
 _WITH_KEYS = frozenset({b"authorization", b"x-api-key", b"x-access-token"})
@@ -230,5 +230,5 @@ async def _carry_request(
 async def cut(scope: Scope) -> None:
     """Let the client see that this is not the end."""
     if (abort := scope.get(ABORT)) is not None:
-        abort()
+        await abort()
         await asyncio.sleep(0)  # until the server has noticed
