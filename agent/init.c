@@ -414,6 +414,12 @@ static bool enter(int *disk_fd, struct fault *f) {
     return sweep_works() || fault_set(f, EACCES, "see processes");
 }
 
+/* For programs, whatever was ignored by those who started us: also the two that a C library keeps for itself, and make ignores. */
+static void forget_signals(void) {
+    static const uint64_t by_default[4]; /* the kernel's struct sigaction */
+    for (int s = 1; s < NSIG; s++) syscall(SYS_rt_sigaction, s, by_default, NULL, sizeof(uint64_t));
+}
+
 void init_main(int ctl_fd) {
     struct ctl m = {0};
     struct fault f = {0};
@@ -426,7 +432,7 @@ void init_main(int ctl_fd) {
 #endif
     births = mmap(NULL, (TASKS + WORKERS) * sizeof *births, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (births == MAP_FAILED) _exit(1);
-    for (int s = 1; s < NSIG; s++) signal(s, SIG_DFL); /* for programs, whatever was ignored by those who started us */
+    forget_signals();
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     sigemptyset(&child);

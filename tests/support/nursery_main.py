@@ -1,6 +1,6 @@
 """The program behind `nursery.py`: imports Capsule once, then forks a `capsule` for each request.
 
-    stdin    {"do": "start", "argv", "env", "cwd", "streams", …}  →  {"pid"}
+    stdin    {"do": "start", "argv", "env", "cwd", "streams", "umask", …}  →  {"pid"}
              {"do": "code", "pid"}                                 →  {"code"}, null while it runs
 
 A server that begins here is one that `capsule serve` would have begun, half a second later. What
@@ -98,6 +98,7 @@ def become(request: dict[str, Any], fds: list[int]) -> NoReturn:
         # Tests that are killed leave no server behind.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.chdir(request["cwd"])
+        os.umask(request["umask"])
         rewire(fds)
         os.environ.clear()
         os.environ.update(request["env"])
