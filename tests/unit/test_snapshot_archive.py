@@ -140,6 +140,66 @@ async def test_what_cannot_be_of_a_sandbox_is_refused(
     assert os.listdir(layers.folder) == [] and os.listdir(tmp_path) == ["layers"]
 
 
+def attributes(file: Path) -> dict[str, bytes]:
+    return {name: os.getxattr(file, name) for name in os.listxattr(file)}
+
+
+async def test_what_programs_noted_on_files_goes_with_them(layers: Layers) -> None:
+    await take_in(layers, TOP, file("files/workspace/a"), file("files/workspace/b"))
+    noted = {
+        "user.e2b.author": "jemänd".encode(),
+        "user.raw": b"\0\xff\n=1",
+        "user.a=b%3D\udcff": b"odd",
+        "user.empty": b"",
+    }
+    for name, value in {**noted, "user.overlay.redirect": b"/etc"}.items():
+        os.setxattr(layers.folder / "one/workspace/a", name, value)
+    archive = await given_out(layers, "one")
+    await layers.take_in("two", stream(archive + bytes(1024)), most_bytes=MOST)
+    assert attributes(layers.folder / "two/workspace/a") == noted
+    assert attributes(layers.folder / "two/workspace/b") == {}
+    with tarfile.open(fileobj=io.BytesIO(archive + bytes(1024))) as found:
+        said = found.getmember("files/workspace/a").pax_headers
+        assert said["SCHILY.xattr.user.a%3Db%253D%FF"] == "odd"
+
+
+async def test_of_attributes_no_more_is_taken_over_than_a_layer_keeps(layers: Layers) -> None:
+    said = {
+        "SCHILY.xattr.user.overlay.opaque": "y",
+        "SCHILY.xattr.user%2Eoverlay.redirect": "/etc",
+        "SCHILY.xattr.trusted.overlay.opaque": "y",
+        "SCHILY.xattr.security.capability": "x",
+        "SCHILY.xattr.user." + "n" * 255: "a name that is too long",
+        "SCHILY.xattr.user.big": "x" * (33 * 1024),
+        "SCHILY.xattr.user.kept": "yes",
+    }
+    shared = tarfile.TarInfo.create_pax_global_header({"SCHILY.xattr.user.all": "x"})
+    archive = shared + tar(TOP, file("files/workspace/a", pax_headers=said))
+    await layers.take_in("one", stream(archive), most_bytes=MOST)
+    assert attributes(layers.folder / "one/workspace/a") == {"user.kept": b"yes"}
+
+
+async def test_headers_of_one_file_are_limited_together(layers: Layers) -> None:
+    """However many there are, and whatever is in them."""
+    record = b"SCHILY.xattr.user.%d=" + b"x" * 500_000
+    headers = b""
+    for n in range(3):
+        body = b"500%03d %s\n" % (len(record % n) + 8 - 500_000, record % n)
+        header = info("x", tarfile.XHDTYPE, size=len(body)).tobuf(tarfile.USTAR_FORMAT)
+        headers += header + body + bytes(-len(body) % 512)
+    whole = tar(TOP).rstrip(b"\0")
+    whole += bytes(-len(whole) % 512)
+    with pytest.raises(InvalidError, match="extended header of 1500"):
+        await layers.take_in("one", stream(whole + headers + bytes(1024)), most_bytes=MOST)
+
+
+async def test_a_name_that_cannot_be_an_attributes_is_refused(layers: Layers) -> None:
+    bad = file("files/workspace/a", pax_headers={"SCHILY.xattr.user.a%00b": "x"})
+    with pytest.raises(InvalidError, match="attributes"):
+        await take_in(layers, TOP, bad)
+    assert os.listdir(layers.folder) == []
+
+
 async def test_attributes_of_an_overlay_are_not_taken_over(layers: Layers) -> None:
     said = {
         "SCHILY.xattr.user.overlay.opaque": "y",

@@ -15,7 +15,7 @@ from capsule.errors import (
     TooLargeError,
     WrongStateError,
 )
-from capsule.model import MIB, State
+from capsule.model import MIB, Detail, State
 from capsule.service import CreateRequest, ExecCall, ExecResult, Service, Snapshot
 from tests.support import backends, eventually
 from tests.support.backends import layers
@@ -168,6 +168,18 @@ async def test_a_snapshot_moves_to_another_server_as_an_archive(folder: Path) ->
         with pytest.raises(InvalidError, match="sha256"):
             await import_(service, "other", archive[:-3000] + b"x" + archive[-2999:])
         assert len(layers(folder / "two")) == 1
+
+
+async def test_metadata_of_files_travels_with_them(folder: Path) -> None:
+    detail = Detail("user.e2b.")
+    async with serving(folder) as service:
+        id = await make(service)
+        noted = {"author": "somebody"}
+        await service.files(id).write("noted", b"x", metadata=noted, detail=detail)
+        await service.snapshots.make(id, "one", {})
+        await import_(service, "two", await exported(service, "one"))
+        found = service.files(await restore(service, "two"))
+        assert (await found.stat("noted", detail=detail)).metadata == noted
 
 
 async def test_an_import_that_is_cancelled_leaves_nothing(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Extended attributes of files in a layer's stream: what programs have noted on them.
+"""Extended attributes of files in a layer's stream, or its tar: what programs have noted on them.
 
 For each the length of its name (1 byte), the name, the length of its value (2) and the value. Only
 `user.…`, and none of overlayfs's own: with those a program could rule what is seen of the layers
@@ -9,51 +9,59 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from capsule.errors import InvalidError
 
 _OURS = "user."
 _OVERLAY = "user.overlay."
 MOST = 32 * 1024  # bytes of one file's
+_LONGEST = 255  # bytes of a name, as Linux has it
 
 
 def packed(fd: int) -> bytes:
     """Of an open file. What is more than `MOST` is left out."""
+    return pack(_read(fd))
+
+
+def pack(attributes: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Of anybody's: what is not to be kept, or more than `MOST`, is left out."""
     made = bytearray()
-    for name in _names(fd):
-        with contextlib.suppress(OSError):
-            part = _one(os.fsencode(name), os.getxattr(fd, name))
-            if len(made) + len(part) <= MOST:
-                made += part
+    for name, value in attributes:
+        fits = len(name) <= _LONGEST and len(made) + len(name) + len(value) + 3 <= MOST
+        if fits and _is_noted(os.fsdecode(name)):
+            made += bytes([len(name)]) + name + len(value).to_bytes(2, "big") + value
     return bytes(made)
 
 
-def _names(fd: int) -> list[str]:
+def _read(fd: int) -> Iterator[tuple[bytes, bytes]]:
     try:
         found = os.listxattr(fd)
     except OSError:  # its file system has none
-        return []
-    return [name for name in found if _is_noted(name)]
+        return
+    for name in found:
+        if not _is_noted(name):
+            continue
+        try:
+            value = os.getxattr(fd, name)
+        except OSError:
+            continue
+        yield os.fsencode(name), value
 
 
 def _is_noted(name: str) -> bool:
     return name.startswith(_OURS) and not name.startswith(_OVERLAY)
 
 
-def _one(name: bytes, value: bytes) -> bytes:
-    return bytes([len(name)]) + name + len(value).to_bytes(2, "big") + value
-
-
 def give(fd: int, raw: bytes) -> None:
     """To an open file. A file system that has none, or no room for them, leaves them out."""
-    for name, value in _told(raw):
+    for name, value in told(raw):
         if _is_noted(name):
             with contextlib.suppress(OSError):
                 os.setxattr(fd, name, value)
 
 
-def _told(raw: bytes) -> Iterator[tuple[str, bytes]]:
+def told(raw: bytes) -> Iterator[tuple[str, bytes]]:
     """Raises InvalidError: whoever wrote it may have been hostile."""
     at = 0
     while at < len(raw):

@@ -5,7 +5,8 @@ folders are opened from the top of their layer each time, so depth costs no desc
 the tar is a stranger's: it may hold files, folders, symbolic links (which lead where they like,
 nobody follows them here) and hard links among its own files, each name once, below the places that
 a sandbox may write. Anything else is refused, never skipped; all that is written goes through
-`LayerFolder`. Blocks of zeros become holes.
+`LayerFolder`. Blocks of zeros become holes. Of extended attributes those of files go along that a
+layer keeps (`layer_attributes`), in pax headers as GNU tar writes them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import NamedTuple
 from capsule.errors import ForbiddenError, InvalidError, TooLargeError
 from capsule.providers.contract import ARCHIVED
 from capsule.providers.docker_archive import padding
+from capsule.providers.local.layer_attributes import pack, packed, told
 from capsule.providers.local.layer_diff import PLACES, opened
 from capsule.providers.local.layer_folder import LayerFolder
-from capsule.providers.local.tarball import Kind, Member, Source, Tar, shown
+from capsule.providers.local.tarball import Kind, Member, Source, Tar, attribute_key, shown
 from capsule.providers.local.unpack import is_opaque
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -82,10 +84,10 @@ class Packer:
         if item.info.st_nlink > 1 and (first := self._first_name(item)) != item.path:
             yield _header(item, tarfile.LNKTYPE, target=ARCHIVED + first[1:])
             return
-        yield _header(item, tarfile.REGTYPE, size=item.info.st_size)
         left = item.info.st_size
         fd = os.open(item.name, _FILE, dir_fd=item.parent)
         try:
+            yield _header(item, tarfile.REGTYPE, size=left, attributes=packed(fd))
             while left:
                 chunk = os.read(fd, min(_CHUNK, left))
                 if not chunk:
@@ -163,15 +165,20 @@ def _readable(info: os.stat_result) -> bool:
     return os.geteuid() == 0 or bool(info.st_mode & stat.S_IRUSR)
 
 
-def _header(item: _Item, kind: bytes, *, size: int = 0, target: bytes = b"") -> bytes:
+def _header(
+    item: _Item, kind: bytes, *, size: int = 0, target: bytes = b"", attributes: bytes = b""
+) -> bytes:
     member = tarfile.TarInfo(os.fsdecode(ARCHIVED + item.path[1:]))
     member.type, member.size, member.linkname = kind, size, os.fsdecode(target)
     member.mode = stat.S_IMODE(item.info.st_mode)
     member.uid = member.gid = 1000
     seconds, nanos = divmod(max(0, item.info.st_mtime_ns), 10**9)
     member.mtime = seconds
+    member.pax_headers = {
+        attribute_key(name): os.fsdecode(value) for name, value in told(attributes)
+    }
     if nanos:
-        member.pax_headers = {"mtime": f"{seconds}.{nanos:09d}"}
+        member.pax_headers["mtime"] = f"{seconds}.{nanos:09d}"
     return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
@@ -203,7 +210,8 @@ def unpack(source: Source, layer: LayerFolder, *, most_bytes: int) -> None:
 
 
 def _write_file(layer: LayerFolder, path: bytes, member: Member, tar: Tar) -> None:
-    layer.begin_file(path, member.mode, member.mtime_ns, member.size)
+    noted = pack(member.attributes)
+    layer.begin_file(path, member.mode, member.mtime_ns, member.size, noted)
     offset = 0
     for chunk in tar.data():
         if chunk.count(0) < len(chunk):

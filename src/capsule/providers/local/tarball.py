@@ -11,15 +11,20 @@ import re
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple, Protocol
+from urllib.parse import unquote_to_bytes
 
 from capsule.errors import InvalidError
 
 BLOCK = 512
-_MAX_EXTENDED = 1024 * 1024  # of one pax or long-name header
+_MAX_EXTENDED = 1024 * 1024  # of a member's pax and long-name headers
 _CHUNK = 256 * 1024
 _PAX_LENGTH = re.compile(rb"([0-9]{1,7}) ")
 _PAX_TIME = re.compile(rb"(-?[0-9]{1,12})(?:\.([0-9]{0,9})[0-9]*)?")
 _MAX_SIZE = 2**60
+_USED = frozenset({b"path", b"linkpath", b"size", b"mtime"})
+_SPARSE = b"GNU.sparse."
+_UNFIT = re.compile("[%=\udc80-\udcff]")  # in the name of an attribute
+_ATTRIBUTE = "SCHILY.xattr."  # as GNU tar, bsdtar and Docker have it
 
 
 class Kind(Enum):
@@ -50,6 +55,7 @@ class Member(NamedTuple):
     size: int  # 0 for everything but files
     mtime_ns: int
     target: bytes  # of links
+    attributes: tuple[tuple[bytes, bytes], ...] = ()  # names and values; not to be trusted
 
 
 class Source(Protocol):
@@ -67,6 +73,7 @@ class Tar:
         self.position = 0  # of the next unread byte; right after a member was yielded: of its data
         self._left = 0  # bytes of the member's data, padding included, that are not read yet
         self._size = 0
+        self._extended = 0  # bytes of headers about the next member
 
     def __iter__(self) -> Iterator[Member]:
         pax: dict[bytes, bytes] = {}
@@ -82,7 +89,7 @@ class Tar:
                 self._extend(kind, size, pax, shared)
                 continue
             member = _member(header, kind, size, {**shared, **pax})
-            pax = {}
+            pax, self._extended = {}, 0
             self._size = member.size
             self._left = -(-member.size // BLOCK) * BLOCK
             yield member
@@ -109,9 +116,10 @@ class Tar:
         self, kind: bytes, size: int, pax: dict[bytes, bytes], shared: dict[bytes, bytes]
     ) -> None:
         """A header about the next member (`g`: about all that follow)."""
-        if size > _MAX_EXTENDED:
+        self._extended += size
+        if self._extended > _MAX_EXTENDED:
             raise InvalidError(
-                f"archive has an extended header of {size} bytes, limit {_MAX_EXTENDED}"
+                f"archive has an extended header of {self._extended} bytes, limit {_MAX_EXTENDED}"
             )
         body = self._exactly(-(-size // BLOCK) * BLOCK)[:size]
         if kind == b"L":
@@ -119,7 +127,7 @@ class Tar:
         elif kind == b"K":
             pax.setdefault(b"linkpath", body.rstrip(b"\0"))
         else:
-            (shared if kind == b"g" else pax).update(_pax_records(body))
+            (shared if kind == b"g" else pax).update(_used(_pax_records(body), kind))
 
     def _exactly(self, size: int) -> bytes:
         parts: list[bytes] = []
@@ -149,7 +157,7 @@ def _member(header: bytes, kind: bytes, size: int, pax: dict[bytes, bytes]) -> M
     if header[257:263] == b"ustar\0" and header[345]:
         path = _text(header[345:500]) + b"/" + path
     path = pax.get(b"path", path)
-    if kind not in _KINDS or any(key.startswith(b"GNU.sparse.") for key in pax):
+    if kind not in _KINDS or _SPARSE in pax:
         what = "sparse" if kind == b"S" or kind in _KINDS else f"of type {kind!r}"
         raise InvalidError(
             f"archive member is {what}, which is not supported: {shown(path)}",
@@ -170,7 +178,21 @@ def _member(header: bytes, kind: bytes, size: int, pax: dict[bytes, bytes]) -> M
         size=size if known is Kind.FILE else 0,
         mtime_ns=_time(pax.get(b"mtime"), header[136:148]),
         target=target,
+        attributes=tuple(_attributes(pax)),
     )
+
+
+def attribute_key(name: str) -> str:
+    """What an extended attribute is called in a pax header. As GNU tar has it, and for names that
+    are no UTF-8, too."""
+    return _ATTRIBUTE + _UNFIT.sub(lambda found: f"%{ord(found[0]) & 0xFF:02X}", name)
+
+
+def _attributes(pax: dict[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+    before = _ATTRIBUTE.encode()
+    for key, value in pax.items():
+        if key.startswith(before):
+            yield unquote_to_bytes(key.removeprefix(before)), value
 
 
 def _text(field: bytes) -> bytes:
@@ -219,6 +241,16 @@ def _pax_records(body: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise InvalidError("archive is damaged: an extended header is not well formed")
         yield key, value
         at = end
+
+
+def _used(records: Iterator[tuple[bytes, bytes]], kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """What is looked at: the rest is not kept, however many headers there are. Attributes are each
+    member's own."""
+    for key, value in records:
+        if key.startswith(_SPARSE):
+            yield _SPARSE, b""
+        elif key in _USED or (kind == b"x" and key.startswith(_ATTRIBUTE.encode())):
+            yield key, value
 
 
 def shown(path: bytes) -> str:
