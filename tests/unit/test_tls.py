@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from cryptography import x509
@@ -18,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from capsule.edge.ports.tls import Tls
 from capsule.errors import UnavailableError
 from capsule.link.stream import ByteStream
+from tests.support import eventually
 
 Program = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 NAME = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "program")])
@@ -68,18 +71,23 @@ class Wire:
         await self._writer.drain()
 
     async def aclose(self) -> None:
-        self._writer.close()
+        self._writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
 
 
 @asynccontextmanager
 async def to(program: Program, context: ssl.SSLContext | None) -> AsyncIterator[ByteStream]:
+    tasks = set[asyncio.Task[Any]]()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(cast("asyncio.Task[Any]", asyncio.current_task()))
         try:
             await program(reader, writer)
         except (ConnectionError, ssl.SSLError):
             pass
         finally:
-            writer.close()
+            writer.transport.abort()
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     host, port = listening.sockets[0].getsockname()
@@ -89,6 +97,15 @@ async def to(program: Program, context: ssl.SSLContext | None) -> AsyncIterator[
     finally:
         await wire.aclose()
         listening.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await eventually(lambda: is_left(listening), what="the program has closed")
+
+
+def is_left(server: asyncio.Server) -> bool:
+    """Whether all of its connections are closed: `wait_closed` waits for that since 3.12 only."""
+    return not vars(server)["_active_count"]
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,12 +134,12 @@ async def test_both_directions_at_once(server: ssl.SSLContext, version: ssl.TLSV
 
 async def test_what_is_received_does_not_wait_for_what_is_sent(server: ssl.SSLContext) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Never reads."""
+        """Never reads, and stays."""
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(8):
             writer.write(bytes(1 << 20))
             await writer.drain()
-        await writer.wait_closed()
+        await asyncio.Event().wait()
 
     async with to(talk, server) as wire, asyncio.timeout(60):
         tls = Tls(wire)
