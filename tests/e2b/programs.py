@@ -25,7 +25,7 @@ def settings(place: RealServer, **more: str) -> dict[str, str]:
 
 def run(*command: str, env: dict[str, str], cwd: Path = ROOT, within: float = 60) -> str:
     done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=within)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, f"{done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 

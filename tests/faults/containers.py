@@ -53,7 +53,8 @@ class Containers(Footprint):
     def differences(self, *, serving: bool = True) -> list[str]:
         local = self.local
         found = local.differences(serving=serving and bool(local.launchers))
-        found += [f"loop device: {name}" for name in self.loops[len(self.rows) :]]
+        disks = len(self.rows) + len(local.launchers)  # each may hold one for the next box
+        found += [f"loop device: {name}" for name in self.loops[disks:]]
         rows = {id: state for id, state in self.rows.items() if id not in local.rows}
         live = {id for id, state in rows.items() if state != "failed"}
         found += [f"{id} is still {state}" for id, state in rows.items() if state not in SETTLED]
