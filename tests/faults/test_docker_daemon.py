@@ -108,6 +108,7 @@ async def answer_of(task: asyncio.Task[httpx.Response]) -> httpx.Response:
     return await task
 
 
+@pytest.mark.timeout(180)  # the Engine is started five times, beside other tests slowly
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_daemon_killed_during_creates_and_deletes(
     own_nursery: Nursery, docker: Daemon, transport: str
