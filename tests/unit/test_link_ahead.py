@@ -130,3 +130,21 @@ async def test_one_that_nobody_wants_is_closed(
             return False
 
     await eventually(ended, what="its end")
+
+
+async def test_who_is_expected_finds_it_there(way: Ahead, server: Server) -> None:
+    way.expect()
+    way.expect()  # one is enough
+    await server.has(1)
+    stream = await way.connect_last()
+    await stream.send(b"hello")
+    assert server.peers[0].recv(5) == b"hello"
+    stream.close()
+    assert server.count() == 1
+
+
+async def test_to_expect_somebody_where_nobody_listens_is_fine(way: Ahead, server: Server) -> None:
+    server.listener.close()
+    way.expect()
+    with pytest.raises(NobodyListensError):
+        await way.connect_last()

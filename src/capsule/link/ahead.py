@@ -35,6 +35,12 @@ class Ahead:
             loop.call_soon(self._prepare, loop)
         return await self._use(ready)
 
+    def expect(self) -> None:
+        """Somebody will connect in a moment. Nothing is lost if nobody does."""
+        loop = asyncio.get_running_loop()
+        self._used = loop.time()
+        self._prepare(loop)
+
     async def connect_last(self) -> UnixStream:
         """As `connect`, for the end: nobody will come after this, so none is made ahead."""
         ready, self._ready = self._ready, None

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
+from capsule.link.ahead import Ahead
 from capsule.link.conversation import Connect, Conversation, request_bytes, silence
 from capsule.link.protocol import FrameType, pack
 from capsule.link.stream import ByteStream
-from capsule.link.unix import NobodyListensError, connect_unix
+from capsule.link.unix import NobodyListensError
 from capsule.providers.cleanup import to_the_end
 
 
@@ -32,6 +33,7 @@ class Launcher:
         self._agent = agent
         self._directory = directory
         self._socket: Path | None = None
+        self._way: Ahead | None = None  # to that socket
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
         # Two requests that find the launcher dead must not start two.
@@ -45,6 +47,7 @@ class Launcher:
         """Raises UnavailableError when the agent's binary cannot be run."""
         async with self._starting:
             if not self._is_there():
+                self._hang_up()
                 await to_the_end(asyncio.to_thread(self._spawn))
 
     def _is_there(self) -> bool:
@@ -53,7 +56,15 @@ class Launcher:
 
     async def aclose(self) -> None:
         process, self._process = self._process, None
+        self._hang_up()
         await asyncio.to_thread(self._end, process)
+
+    def expect(self) -> None:
+        """A launch is being prepared. Whoever is to carry it out is forked meanwhile: by the time
+        that there is something to say to them, they listen.
+        """
+        if self._way is not None:
+            self._way.expect()
 
     async def launch(
         self, request: Mapping[str, Any], seccomp: bytes, *, timeout: float = 15.0
@@ -72,7 +83,7 @@ class Launcher:
     async def request(
         self, request: Mapping[str, Any], body: bytes = b"", *, timeout: float
     ) -> dict[str, Any]:
-        if self._socket is None:
+        if self._way is None:
             await self.start()
         try:
             return await ask(self._connect, request, body, timeout=timeout)
@@ -81,7 +92,15 @@ class Launcher:
         return await ask(self._connect, request, body, timeout=timeout)
 
     def _connect(self) -> Awaitable[ByteStream]:
-        return connect_unix(str(self._socket))
+        if self._way is None:  # it is being started again, or ended
+            raise NobodyListensError("the launcher is not there")
+        return self._way.connect_last()
+
+    def _hang_up(self) -> None:
+        """On the loop, whose timer a way has; the rest of an end is in a thread."""
+        way, self._way = self._way, None
+        if way is not None:
+            way.close()
 
     def _spawn(self) -> None:
         self._end(self._process)
@@ -102,7 +121,7 @@ class Launcher:
                 f"the agent cannot be started: {self._agent}: {exc}",
                 hint="build it with `make agent`, and check that run_dir is writable and short",
             ) from exc
-        self._socket = path
+        self._socket, self._way = path, Ahead(str(path))
 
     def _new_lifeline(self) -> BinaryIO:
         """The end that the launcher watches; ours stays open for as long as we live."""

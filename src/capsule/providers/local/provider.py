@@ -131,6 +131,7 @@ class LocalProvider(Provider):
             )
         if spec.layers or spec.volumes:
             self._require_layers(engine)
+        self._launcher.expect()
         with host_errors("the sandbox cannot be prepared"):
             own_uid = engine.facts.uid_ranges
             filter_ = await self._filters.get(spec.template.seccomp, engine.level, own_uid=own_uid)
