@@ -16,7 +16,7 @@ VISIBLE = tuple(f"/{name}/" for name in ("usr", *SYSTEM_DIRS))  # of the host, t
 
 
 def missing_on_host(template: Template, visible: tuple[str, ...] = VISIBLE) -> list[str]:
-    """About 15 microseconds for each: this is asked at every create, on the event loop."""
+    """About 15 microseconds for each: this is asked once a second at most, on the event loop."""
     places = [f"{place}/" for place in _path(template).split(":")]
     places = [place for place in places if place.startswith(visible)]
     return [name for name in template.needs if not _on_host(name, places, visible)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from capsule.errors import NotFoundError, NotSupportedError
 from capsule.model import Isolation, Template, User
 from capsule.providers.local import programs, skeleton
 from capsule.providers.local.plan import Root
+
+LOOK = 1.0  # seconds for which the host is believed to be as it was
 
 
 class Roots:
@@ -21,6 +24,8 @@ class Roots:
         self._plain: skeleton.Made | None = None
         self._copied: tuple[str, ...] = ()
         self._signature: tuple[object, ...] = ()
+        self._looked = -LOOK
+        self._found: set[tuple[tuple[str, ...], str | None]] = set()  # needs, and on which PATH
         self._layered: dict[tuple[User, tuple[Path, ...]], Root] = {}
 
     async def get(self, template: Template) -> Root | None:
@@ -32,13 +37,31 @@ class Roots:
                 hint="use a template with `root: host`, or see `capsule doctor`",
             )
         if kind == "host":
-            programs.require(template, programs.missing_on_host(template), "on this host")
+            self._look()
+            self._require_on_host(template)
             inside = self._level is Isolation.NAMESPACES
             return await self._host_root(template.user) if inside else None
         return await asyncio.to_thread(self._layered_root, template, kind, name)
 
+    def _look(self) -> None:
+        """Forgets what may have changed. At every create it would be fifty system calls."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        self._found.clear()
+        if skeleton.signature(self._copied) != self._signature:
+            self._plain = None
+
+    def _require_on_host(self, template: Template) -> None:
+        """What is missing may be installed any moment; what was there a moment ago still is."""
+        wanted = template.needs, template.env.get("PATH")
+        if wanted not in self._found:
+            programs.require(template, programs.missing_on_host(template), "on this host")
+            self._found.add(wanted)
+
     async def _host_root(self, user: User) -> Root:
-        if self._plain is None or skeleton.signature(self._copied) != self._signature:
+        if self._plain is None:
             self._hosts, self._plain = {}, await asyncio.to_thread(self._prepare_host)
         if user not in self._hosts:
             self._hosts[user] = await asyncio.to_thread(self._prepare_for, user, self._plain)
