@@ -4,8 +4,8 @@ span is nothing, and costs next to nothing. The extra `otel` brings what this ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from capsule.errors import InvalidError
@@ -13,7 +13,10 @@ from capsule.errors import InvalidError
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
+Opened = AbstractContextManager["Span | None"]
+
 _tracer: Tracer | None = None
+_NOTHING: Opened = nullcontext()
 
 
 def start(endpoint: str, version: str) -> Callable[[], None]:
@@ -45,29 +48,21 @@ def start(endpoint: str, version: str) -> Callable[[], None]:
     return stop
 
 
-@contextmanager
-def span(name: str, **about: str | float) -> Iterator[Span | None]:
+def span(name: str, **about: str | float) -> Opened:
     if _tracer is None:
-        yield None
-        return
-    with _tracer.start_as_current_span(name, attributes=_dotted(about)) as made:
-        yield made
+        return _NOTHING
+    return _tracer.start_as_current_span(name, attributes=_dotted(about))
 
 
-@contextmanager
-def request_span(name: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterator[Span | None]:
+def request_span(name: str, headers: Iterable[tuple[bytes, bytes]]) -> Opened:
     """The span that a request begins with; part of the client's trace, if it sent one."""
     if _tracer is None:
-        yield None
-        return
+        return _NOTHING
     from opentelemetry.propagate import extract
     from opentelemetry.trace import SpanKind
 
     carrier = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
-    with _tracer.start_as_current_span(
-        name, context=extract(carrier), kind=SpanKind.SERVER
-    ) as made:
-        yield made
+    return _tracer.start_as_current_span(name, context=extract(carrier), kind=SpanKind.SERVER)
 
 
 def _dotted(about: Mapping[str, str | float]) -> dict[str, str | float]:

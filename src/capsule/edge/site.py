@@ -42,6 +42,7 @@ from capsule.edge.exec_socket import ExecSocketEndpoint
 from capsule.edge.files import FileVerbs
 from capsule.edge.guard import PUBLIC, AddressGuard, KeyGuard, SiteGuard
 from capsule.edge.identity import Identity
+from capsule.edge.index import Index
 from capsule.edge.methods import build_methods
 from capsule.edge.nowhere import METHODS, answer_the_lost
 from capsule.edge.pieces import in_pieces
@@ -107,6 +108,7 @@ def build_site(
 
     public = PUBLIC | {metrics.PATH} if config.metrics == "anyone" else PUBLIC
     protect(web, service.own, public)
+    web.router.routes.insert(0, Index(web.router.routes))
     identity, rates = Identity(config, service.keys), Rates(config)
     site: ASGIApp = KeyGuard(answering(route), identity, rates, public=public)
     content = VolumeContent(service, config, gate, access)
@@ -149,6 +151,7 @@ def build_web(verbs: Verbs, files: FileVerbs, version: str, *, sessions: Session
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # see `capsule.tracing`
     )
     for router in (
         sandbox_routes(verbs, types),
