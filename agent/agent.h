@@ -110,6 +110,7 @@ struct box {
     bool filter_ahead;        /* pid 1's stand-in has it too: to load one takes gVisor as long as to fork */
     uint32_t fork_answer;     /* what programs get for the calls that the forker keeps; 0: it has no filter, each program loads it all */
     const struct json *landlock;
+    bool net_made;            /* the keeper is in a network namespace that was made for the box */
     double started;
 };
 extern struct box box;
@@ -125,19 +126,21 @@ void thaw_cgroup(const char *dir);                   /* freeze.c */
 bool get_rid_of(const char *path);                   /* false: some of the tree is still there */
 const char *box_path(const char *path, char *out, size_t room); /* API path -> path as seen by the worker */
 
-/* ahead.c: the next box's disk, made while nobody waits */
+/* ahead.c: the next box's disk and network namespace, made while nobody waits */
 int ahead_open(void);     /* the launcher polls it, for ahead_hear */
 int ahead_patience(void);
 bool ahead_due(void);
 void __attribute__((noreturn)) ahead_make(void);
 void ahead_given(void);
 void ahead_hear(void);
-int ahead_take(const char *template, const char *dir); /* in a launch */
+int ahead_take_disk(const char *template, const char *dir); /* in a launch; -1: there is none */
+int ahead_take_net(void);                                   /* likewise */
 void ahead_let_go(void);
 
 /* disk.c */
 int disk_make(const char *template, const char *dir, struct fault *f); /* a mount that is nowhere yet, or -1 */
 bool disk_mount(struct fault *f);     /* by root, in the keeper's mount namespace */
+bool disk_prepare(struct fault *f);   /* likewise: the folders that pid 1 binds */
 void disk_let_go(void);
 int disk_main(char *text);
 bool disk_mount_shared(const char *image, const char *point, struct fault *f); /* likewise */
@@ -164,6 +167,7 @@ void fill_files(int conn) __attribute__((noreturn));
 
 /* rootfs.c: the new root, made by pid 1 */
 bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
+bool bring_up_loopback(struct fault *f);
 
 /* userns.c: root of the box */
 bool wants_root(const struct json *request);
@@ -183,7 +187,7 @@ void hide_memory(void);
 int landlock_abi(void);
 
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
-enum ctl_command { C_GO = 1, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
+enum ctl_command { C_GO = 1, C_DISK, C_CGROUPS, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
                    C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW, C_SHEPHERD };
 enum spawn_kind { K_EXEC, K_FILE, K_SAVE };
 struct ctl {
@@ -196,6 +200,7 @@ struct ctl {
     char stage[48];
 };
 void init_main(int ctl_fd) __attribute__((noreturn));
+bool init_await(enum ctl_command word, int *fds, int *nfds, struct fault *f); /* of the keeper's, while the box is made */
 void init_run(const struct ctl *m, const int *fds, int nfds) __attribute__((noreturn));
 pid_t init_bear(const struct ctl *m, const int *fds, int nfds, unsigned long how);
 void init_born(const struct ctl *order, const struct ctl *answer, const int *fds, int nfds);
@@ -315,6 +320,7 @@ uint64_t oom_kills(void);
 #define ALL_NAMESPACES (CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 int launcher_main(int listen_fd, int lifeline);
 bool bind_socket(struct fault *f);
+bool tell_init(int ctl, enum ctl_command word, const int *fds, int nfds, struct fault *f);
 bool await_init(int ctl, int *disk_fd, struct fault *f);
 int container_main(char **argv);
 int relay_main(char **argv);

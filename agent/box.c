@@ -124,7 +124,7 @@ bool box_make_cgroups(struct fault *f) {
         const char *name = box.cgroup_version == 1 ? "tasks" : "cgroup.procs";
         cleanup_fd int procs = openat(d, name, O_WRONLY | O_CLOEXEC);
         if (procs < 0) return fault_set(f, errno, "%s", name);
-        box.cgroup_fds[box.ncgroups - 1] = lift_fd(procs); /* a program's descriptors are put in place before it enters */
+        box.cgroup_fds[box.ncgroups - 1] = steal_fd(&procs);
     }
     return true;
 }

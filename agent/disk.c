@@ -1,6 +1,7 @@
 /* The box's writable disk. As root: an ext4 image of exactly the size and inode count that was asked for, in a file
  * that has no name from birth, so that nothing is left however the keeper ends. Otherwise: a sized tmpfs. */
 #include "agent.h"
+#include "mounts.h"
 #include <dirent.h>
 #include <linux/loop.h>
 #include <stdio.h>
@@ -8,7 +9,6 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 
 static int copy_image(const char *template, const char *dir, struct fault *f) {
@@ -116,23 +116,15 @@ bool disk_make_missing(const char *root, struct fault *f) {
     return d < 0 ? fault_set(f, errno, "open disk") : make_dirs(d, false, f);
 }
 
-#ifndef SYS_fsopen
-#define SYS_move_mount 429
-#define SYS_fsopen 430
-#define SYS_fsconfig 431
-#define SYS_fsmount 432
-#endif
-enum { SET_FLAG, SET_STRING, CREATE = 6 }; /* of fsconfig */
-
 int disk_make(const char *template, const char *dir, struct fault *f) {
     char device[32];
     cleanup_fd int image = copy_image(template, dir, f);
     cleanup_fd int loop = image < 0 ? -1 : attach_loop(image, dir, device, sizeof device, f);
-    cleanup_fd int fs = loop < 0 ? -1 : (int)syscall(SYS_fsopen, "ext4", 1 /* CLOEXEC */);
-    bool set = fs >= 0 && !syscall(SYS_fsconfig, fs, SET_STRING, "source", device, 0) &&
-               !syscall(SYS_fsconfig, fs, SET_FLAG, "noinit_itable", NULL, 0) && !syscall(SYS_fsconfig, fs, SET_FLAG, "nobarrier", NULL, 0) &&
-               !syscall(SYS_fsconfig, fs, SET_STRING, "errors", "continue", 0) && !syscall(SYS_fsconfig, fs, CREATE, NULL, NULL, 0);
-    cleanup_fd int made = set ? (int)syscall(SYS_fsmount, fs, 1 /* CLOEXEC */, 2 | 4 /* NOSUID, NODEV */) : -1;
+    cleanup_fd int fs = loop < 0 ? -1 : (int)syscall(SYS_fsopen, "ext4", FS_CLOEXEC);
+    bool set = fs >= 0 && !syscall(SYS_fsconfig, fs, FS_SET_STRING, "source", device, 0) &&
+               !syscall(SYS_fsconfig, fs, FS_SET_FLAG, "noinit_itable", NULL, 0) && !syscall(SYS_fsconfig, fs, FS_SET_FLAG, "nobarrier", NULL, 0) &&
+               !syscall(SYS_fsconfig, fs, FS_SET_STRING, "errors", "continue", 0) && !syscall(SYS_fsconfig, fs, FS_CREATE, NULL, NULL, 0);
+    cleanup_fd int made = set ? (int)syscall(SYS_fsmount, fs, FS_CLOEXEC, SET_NOSUID | SET_NODEV) : -1;
     if (made >= 0 && !mkdirat(made, "first", 0700)) unlinkat(made, "first", AT_REMOVEDIR); /* it reads the tables, for 0.4 ms */
     return steal_fd(&made);
 }
@@ -156,21 +148,28 @@ bool disk_mount(struct fault *f) {
         /* others do not even learn what files there are, or run a setuid one */
         if (box.user_mode == USER_UID && (chown(box.disk_path, 0, box.gid + box.uid_base) || chmod(box.disk_path, 0710)))
             return fault_set(f, errno, "own disk directory");
-        return disk_make_dirs(box.disk_path, true, f);
+        return true;
     }
     if (strcmp(box.disk_kind, "loop")) return true; /* tmpfs: pid 1 mounts it */
     const char *template = json_str(disk, "template"), *dir = json_str(disk, "dir");
     if (!template || !dir) return fault_set(f, EINVAL, "launch: disk.template or disk.dir is missing");
-    cleanup_fd int ahead = ahead_take(template, dir);
-    if (ahead >= 0 && !syscall(SYS_move_mount, ahead, "", AT_FDCWD, disk_point(point, sizeof point), 4 /* FROM_EMPTY_PATH */))
-        return watch_device(point), disk_make_dirs(point, true, f);
+    cleanup_fd int ahead = ahead_take_disk(template, dir);
+    if (ahead >= 0 && !syscall(SYS_move_mount, ahead, "", AT_FDCWD, disk_point(point, sizeof point), FROM_EMPTY_PATH)) return true;
     cleanup_fd int image = copy_image(template, dir, f);
     if (image < 0) return false;
     cleanup_fd int loop = attach_loop(image, dir, device, sizeof device, f);
     if (loop < 0) return false;
     if (mount(device, disk_point(point, sizeof point), "ext4", MS_NOSUID | MS_NODEV, "noinit_itable,nobarrier,errors=continue"))
         return fault_set(f, errno, "mount disk");
-    return watch_device(point), disk_make_dirs(point, true, f);
+    return true;
+}
+
+bool disk_prepare(struct fault *f) {
+    char point[4200];
+    if (!strcmp(box.disk_kind, "dir")) return disk_make_dirs(box.disk_path, true, f);
+    if (strcmp(box.disk_kind, "loop")) return true;
+    watch_device(disk_point(point, sizeof point));
+    return disk_make_dirs(point, true, f);
 }
 
 void disk_let_go(void) {
@@ -203,7 +202,7 @@ static bool mount_over_layers(const char *point, struct fault *f) {
 static bool mount_for_engine(struct fault *f) {
     char point[4200];
     disk_point(point, sizeof point);
-    if (!disk_mount(f)) return false;
+    if (!disk_mount(f) || !disk_prepare(f)) return false;
     if (json_get(box.spec, "layers") && !mount_over_layers(point, f)) return false;
     return volumes_make_points(point, f);
 }

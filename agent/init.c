@@ -386,7 +386,7 @@ static void __attribute__((noreturn)) loop(void) {
 
 /* What is counted per user namespace, and so cannot be had by way of rlimits. Behind seccomp: no further namespaces;
  * UTS and cgroup ones are made per exec. In front of the user who runs a server without root: inotify. */
-static void limit_namespace(int proc_fd) {
+static void limit_namespace(void) {
     static const struct { const char *name, *value; } limits[] = {
         {"max_inotify_instances", "32"}, {"max_inotify_watches", "16384"}, {"max_fanotify_groups", "0"},
         {"max_user_namespaces", "0"}, {"max_pid_namespaces", "0"}, {"max_mnt_namespaces", "0"}, {"max_net_namespaces", "0"},
@@ -394,9 +394,31 @@ static void limit_namespace(int proc_fd) {
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         char path[64];
         snprintf(path, sizeof path, "sys/user/%s", limits[i].name);
-        cleanup_fd int fd = openat(proc_fd, path, O_WRONLY | O_CLOEXEC);
+        cleanup_fd int fd = openat(sweep_proc(), path, O_WRONLY | O_CLOEXEC);
         if (fd >= 0) (void)!write(fd, limits[i].value, strlen(limits[i].value)); /* a kernel without it has no such thing to limit */
     }
+}
+
+bool init_await(enum ctl_command word, int *fds, int *nfds, struct fault *f) {
+    struct ctl m = {0};
+    int room = nfds ? *nfds : 0;
+    while (m.command != word) {
+        if (nfds) *nfds = room;
+        if (recv_fds(ctl, &m, sizeof m, fds, nfds) != sizeof m) return fault_set(f, ECHILD, "the keeper ended during set-up");
+    }
+    return true;
+}
+
+/* The box's cgroups, for those who are to enter them. */
+static bool take_cgroups(struct fault *f) {
+    box.ncgroups = MAX_CGROUPS;
+    if (!init_await(C_CGROUPS, box.cgroup_fds, &box.ncgroups, f)) return false;
+    for (int i = 0; i < box.ncgroups; i++) { /* a program's descriptors are put in place before it enters */
+        int low = box.cgroup_fds[i];
+        box.cgroup_fds[i] = lift_fd(low);
+        close(low);
+    }
+    return true;
 }
 
 static bool enter(int *disk_fd, struct fault *f) {
@@ -406,11 +428,10 @@ static bool enter(int *disk_fd, struct fault *f) {
         return fault_set(f, errno, "become root of the box");
     if (box.namespaces && !rootfs_enter(disk_fd, &proc_fd, f)) return false;
     sweep_open(proc_fd);
-    if (proc_fd >= 0) limit_namespace(proc_fd);
     landlock_disk = *disk_fd;
     if (box.namespaces && !landlock_apply(f)) return false;
     landlock_disk = -1;
-    if (box.container && !confine_ahead(f)) return false;
+    if (box.container ? !confine_ahead(f) : !take_cgroups(f)) return false;
     return sweep_works() || fault_set(f, EACCES, "see processes");
 }
 
@@ -421,7 +442,6 @@ static void forget_signals(void) {
 }
 
 void init_main(int ctl_fd) {
-    struct ctl m = {0};
     struct fault f = {0};
     int disk_fd = -1;
     sigset_t all, child;
@@ -438,16 +458,17 @@ void init_main(int ctl_fd) {
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (recv_fds(ctl, &m, sizeof m, NULL, NULL) != sizeof m || m.command != C_GO) _exit(1);
+    if (!init_await(C_GO, NULL, NULL, &f)) _exit(1);
     bool ok = enter(&disk_fd, &f);
     if (box.namespaces) prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); /* a change of user would have cleared it; otherwise see end_box */
     hide_memory();
-    m = (struct ctl){.command = ok ? C_READY : C_FAILED, .err = f.err};
+    struct ctl m = {.command = ok ? C_READY : C_FAILED, .err = f.err};
     memcpy(m.stage, f.stage, sizeof m.stage);
     tell(&m, &disk_fd, ok && disk_fd >= 0 ? 1 : 0);
     if (!ok) _exit(1);
     drop_fd(&disk_fd);
     forker_start();
+    if (box.namespaces) limit_namespace(); /* nothing runs before we listen */
     if (box.container) make_shepherd(); /* the keeper counts on it */
     loop();
 }

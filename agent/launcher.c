@@ -58,7 +58,7 @@ static pid_t start_init(int ctl, struct fault *f) {
     unsigned long flags = SIGCHLD;
     bool ranged = box.namespaces && box.user_mode == USER_RANGE;
     if (ranged) act_as(box.uid_base, SECBIT_NO_SETUID_FIXUP); /* keeping our capabilities */
-    if (box.namespaces) flags |= ALL_NAMESPACES;
+    if (box.namespaces) flags |= box.net_made ? ALL_NAMESPACES & ~(unsigned long)CLONE_NEWNET : ALL_NAMESPACES;
     pid_t pid = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
     if (!pid) init_main(ctl);
     if (pid < 0) fault_set(f, errno, "clone");
@@ -68,28 +68,46 @@ static pid_t start_init(int ctl, struct fault *f) {
     return pid;
 }
 
-/* Tells pid 1 to go and waits until its root stands. */
+/* Until its root stands. */
 bool await_init(int ctl, int *disk_fd, struct fault *f) {
-    struct ctl m = {.command = C_GO};
+    struct ctl m;
     struct timeval patience = {15, 0}; /* a file system of the host may hang */
     int nfds = 1;
     setsockopt(ctl, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    if (!send_fds(ctl, &m, sizeof m, NULL, 0) || recv_fds(ctl, &m, sizeof m, disk_fd, &nfds) != sizeof m)
-        return fault_set(f, ECHILD, "pid 1 ended during set-up");
+    if (recv_fds(ctl, &m, sizeof m, disk_fd, &nfds) != sizeof m) return fault_set(f, ECHILD, "pid 1 ended during set-up");
     if (!nfds) *disk_fd = -1;
     if (m.command == C_READY) return true;
     m.stage[sizeof m.stage - 1] = 0;
     return fault_set(f, m.err, "%s", m.stage);
 }
 
+bool tell_init(int ctl, enum ctl_command word, const int *fds, int nfds, struct fault *f) {
+    struct ctl m = {.command = word};
+    if (send_fds(ctl, &m, sizeof m, fds, nfds)) return true;
+    return await_init(ctl, &(int){-1}, f) && fault_set(f, ECHILD, "pid 1 does not listen"); /* it said why it ended */
+}
+
+/* What pid 1 begins with. */
 static bool prepare(struct fault *f) {
-    if (!box_claim_uids(f) || !box_make_cgroups(f)) return false;
+    if (!box_claim_uids(f) || !bind_socket(f)) return false; /* both where the host sees them */
     if (box.namespaces && box.user_mode == USER_RANGE) {
         if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return fault_set(f, errno, "mount namespace");
+        cleanup_fd int net = ahead_take_net();
+        box.net_made = net >= 0 && !setns(net, CLONE_NEWNET); /* we have no use for another ourselves */
     }
     bool mounted = disk_mount(f);
-    ahead_let_go(); /* if it has no such disk */
-    return mounted && layers_map(f) && bind_socket(f);
+    ahead_let_go();
+    return mounted && layers_map(f);
+}
+
+/* What it needs at the end, and what we do for ourselves, while it makes the root. */
+static bool prepare_meanwhile(int ctl, struct fault *f) {
+    if (!disk_prepare(f) || (box.namespaces && !tell_init(ctl, C_DISK, NULL, 0, f))) return false;
+    if (!box_make_cgroups(f) || !tell_init(ctl, C_CGROUPS, box.cgroup_fds, box.ncgroups, f)) return false;
+    if (listen(keeper.listener, 256)) return fault_set(f, errno, "listen");
+    disk_let_go(); /* the box has its own hold on it */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    return confine_keeper(f);
 }
 
 static void undo(pid_t init) {
@@ -112,11 +130,7 @@ static void launch(int conn, struct json *spec, const struct buf *filter) {
     if (ok) ok = (init = start_init(ctl[1], &f)) > 0;
     drop_fd(&ctl[1]);
     if (ok && box.namespaces) ok = box_map_user(init, &f);
-    if (ok) ok = await_init(ctl[0], &disk_fd, &f);
-    if (ok && listen(keeper.listener, 256)) ok = fault_set(&f, errno, "listen");
-    if (ok) disk_let_go(); /* the box has its own hold on it */
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    if (ok) ok = confine_keeper(&f);
+    if (ok) ok = tell_init(ctl[0], C_GO, NULL, 0, &f) && prepare_meanwhile(ctl[0], &f) && await_init(ctl[0], &disk_fd, &f);
     if (ok) keeper_run(conn, ctl[0], init, disk_fd);
     undo(init);
     frame_error(conn, &f, NULL);

@@ -4,25 +4,16 @@
  * mounts every layer over itself with the box's mapping (an idmapped mount), in its own mount namespace. pid 1 then mounts the
  * overlay, with no more rights than over its own uids. */
 #include "agent.h"
+#include "mounts.h"
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
-#ifndef SYS_open_tree
-#define SYS_open_tree 428
-#define SYS_move_mount 429
-#endif
-#ifndef SYS_mount_setattr
-#define SYS_mount_setattr 442
-#endif
 enum { MAX_VOLUMES = 64 }; /* the server allows fewer */
-enum { TREE_CLONE = 1, FROM_EMPTY_PATH = 4, TO_EMPTY_PATH = 0x40, SET_RDONLY = 1, SET_NOSUID = 2, SET_NODEV = 4, SET_IDMAP = 0x100000 };
-struct attr { uint64_t set, clear, propagation, userns; };
 
 static const struct json *layers(void) {
     const struct json *l = json_get(box.spec, "layers");

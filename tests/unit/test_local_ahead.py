@@ -1,9 +1,11 @@
-"""The next box's disk is made ahead: one box's alone, as that box wants it, never left behind."""
+"""The next box's disk and network are made ahead: one box's alone, never left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -31,6 +33,7 @@ from tests.support.folders import server_folder
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("as_root")]
 
 SPEC = SandboxSpec(Template("test", needs=("sh",)), Limits(disk=64 * MIB, inodes=2000))
+NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 LARGER = replace(SPEC, limits=replace(SPEC.limits, disk=96 * MIB))
 
 
@@ -66,6 +69,20 @@ def devices(folder: Path) -> set[str]:
 async def has(folder: Path, count: int) -> set[str]:
     await eventually(lambda: len(devices(folder)) == count, what=f"{count} disks")
     return devices(folder)
+
+
+def owner_of(network: str) -> str:
+    """The user namespace whose capabilities count in this network namespace."""
+    for link in Path("/proc").glob("[0-9]*/ns/net"):
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == network:
+                with open(link) as namespace:
+                    owner = fcntl.ioctl(namespace, NS_GET_USERNS)
+                try:
+                    return f"user:[{os.fstat(owner).st_ino}]"
+                finally:
+                    os.close(owner)
+    raise AssertionError(f"nobody is in {network}")
 
 
 async def launch(provider: LocalProvider, name: str, spec: SandboxSpec = SPEC) -> Box:
@@ -108,6 +125,18 @@ async def test_the_third_of_a_kind_takes_it(provider: LocalProvider, folder: Pat
         "/tmp:\n\n/workspace:\nx"
     )
     await has(folder, 4)  # and there is one for the fourth
+
+
+async def test_each_has_a_network_of_its_own(provider: LocalProvider, folder: Path) -> None:
+    """The third's was made ahead. It is no box's to change, not even for its pid 1."""
+    await made_ahead(provider, folder)
+    boxes = [await launch(provider, name) for name in ("three", "four")]
+    networks = [await sh(box, "readlink /proc/self/ns/net") for box in boxes]
+    assert len({*networks, os.readlink("/proc/self/ns/net")}) == 3
+    for box in boxes:
+        assert "127.0.0.1" in await sh(box, "cat /proc/net/fib_trie")  # lo is up
+    own = await sh(boxes[0], "readlink /proc/self/ns/user")
+    assert owner_of(networks[0]) != own
 
 
 async def test_another_kind_gets_its_own(provider: LocalProvider, folder: Path) -> None:

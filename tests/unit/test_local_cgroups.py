@@ -110,14 +110,13 @@ def settings(groups: Cgroups, memory: int = LIMITS.memory) -> list[tuple[str, st
 def test_version_1_settings() -> None:
     groups = everything(
         1, "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.swappiness", "pids.max",
-        "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.cfs_burst_us",
+        "cpu.cfs_quota_us", "cpu.cfs_burst_us",
     )  # fmt: skip
     assert settings(groups) == [
         ("memory.limit_in_bytes", str(256 * MIB)),
         ("memory.memsw.limit_in_bytes", str(256 * MIB)),  # not before the one above it
         ("memory.swappiness", "0"),
         ("pids.max", "65"),
-        ("cpu.cfs_period_us", "100000"),
         ("cpu.cfs_quota_us", "50000"),
         ("cpu.cfs_burst_us", "50000"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,6 @@ def test_the_request_as_root() -> None:
         },
         "cpus": [1],
         "stage": "/run/capsule/stage",
-        "net": True,
     }
 
 
@@ -156,8 +156,22 @@ def test_what_steers_the_kernel_is_read_only(name: str) -> None:
 
 def test_masks_come_after_the_proc_they_cover() -> None:
     order = [(each["type"], each["to"]) for each in namespaces()["mounts"]]
-    covers = [n for n, (kind, to) in enumerate(order) if kind in ("mask", "ro")]
+    covers = [n for n, (kind, to) in enumerate(order) if to.startswith("proc/")]
     assert covers and min(covers) > order.index(("proc", "proc"))
+
+
+def test_what_is_masked_has_no_file_system_of_its_own() -> None:
+    """A file is /dev/null, a folder one that is empty, the same for all boxes."""
+    masked = [
+        m for name in plan._present(plan.MASKED) if (m := mount(namespaces(), f"proc/{name}"))
+    ]
+    folders = [m for m in masked if os.path.isdir(f"/{m['to']}")]
+    assert folders and len(masked) > len(folders)
+    for each in masked:
+        if each in folders:
+            assert each["from"].endswith("/empty") and each["ro"] and not each["exec"]
+        else:
+            assert each["type"] == "mask"
 
 
 def test_every_tmpfs_is_sized() -> None:

@@ -81,9 +81,8 @@ def _settings_v1(controller: str, limits: Limits, memory: int) -> list[tuple[str
             ]
         case "pids":
             return [("pids.max", str(limits.processes + OURS))]
-        case "cpu":
+        case "cpu":  # of the period that every new cgroup has
             return [
-                ("cpu.cfs_period_us", str(PERIOD_US)),
                 ("cpu.cfs_quota_us", str(quota)),
                 ("cpu.cfs_burst_us", str(quota)),  # what was not used lately may be used at once
             ]

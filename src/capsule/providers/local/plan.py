@@ -128,7 +128,7 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         plan["rlimits"].pop("nproc", None)
         plan["open_files"] = plan["rlimits"].pop("nofile")
     if namespaces:
-        plan |= {"stage": str(parts.stage), "mounts": mounts(parts, facts), "net": True}
+        plan |= {"stage": str(parts.stage), "mounts": mounts(parts, facts)}
         if parts.layers:
             plan["layers"] = [str(layer) for layer in parts.layers]
         if parts.volumes:
@@ -161,7 +161,7 @@ def mounts(parts: Parts, facts: Facts) -> list[dict[str, Any]]:
         *(_bind(f"/{name}", name) for name in parts.root.binds),
         {"type": "proc", "to": "proc"},
         *(_bind(f"{parts.view}/{name}", f"proc/{name}") for name in views.FILES),
-        *({"type": "mask", "to": f"proc/{name}"} for name in _present(MASKED)),
+        *(_mask(name, parts.view) for name in _present(MASKED)),
         *({"type": "ro", "to": f"proc/{name}"} for name in _present(READ_ONLY)),
         _bind(f"{parts.view}/sys", "sys"),
         *({**_bind(f"/dev/{name}", f"dev/{name}"), "dev": True, "ro": False} for name in DEVICES),
@@ -188,6 +188,14 @@ def _home(user: User) -> list[dict[str, Any]]:
     return [{"type": "disk", "from": "workspace", "to": user.home.lstrip("/"), "again": True}]
 
 
+def _mask(name: str, view: Path) -> dict[str, Any]:
+    """No file system of its own: what each one costs, its box and the kernel's bookkeeping over
+    all of them, is more than all else of a mount."""
+    if name in _folders(MASKED):
+        return {**_bind(f"{view}/empty", f"proc/{name}"), "exec": False}
+    return {"type": "mask", "to": f"proc/{name}"}
+
+
 def _bind(source: str, to: str) -> dict[str, Any]:
     return {"type": "bind", "from": source, "to": to, "ro": True}
 
@@ -200,6 +208,11 @@ def _tmpfs(to: str, size: int, *, mode: int = 0o1777) -> dict[str, Any]:
 def _present(names: tuple[str, ...]) -> list[str]:
     """Every kernel has its own set of these files; a box's /proc has the same as ours."""
     return [name for name in names if os.path.lexists(f"/proc/{name}")]
+
+
+@functools.cache
+def _folders(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in names if os.path.isdir(f"/proc/{name}"))
 
 
 def _shm_size(limits: Limits, facts: Facts) -> int:
@@ -251,6 +264,7 @@ def learn_host() -> None:
     host_rules()
     _present(MASKED)
     _present(READ_ONLY)
+    _folders(MASKED)
 
 
 def landlock(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any] | None:

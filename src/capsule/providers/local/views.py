@@ -86,6 +86,7 @@ def view_tree(cpus: int, memory: int, proc: Path = Path("/proc")) -> Tree:
         tree.file(f"sys/devices/system/cpu/{name}", online, 0o444)
     for number in range(cpus):
         tree.dir(f"sys/devices/system/cpu/cpu{number}")
+    tree.dir("empty")  # shown instead of folders that are no business of a box
     # Where libuv, Go and .NET look for the limit: at the root of the (private) cgroup namespace.
     for name in ("memory.max", "memory.high"):
         tree.file(f"sys/fs/cgroup/{name}", f"{memory}\n", 0o444)
