@@ -6,6 +6,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -336,14 +338,59 @@ async def test_one_of_context_and_language(api: Api, box: str, access: Access) -
     assert wrong.status_code == 400
 
 
+def test_what_is_refused_leaves_its_connection_open(
+    server: RealServer, box: str, access: Access
+) -> None:
+    nobody = door(box, content_type="application/json")
+    headers = nobody | {"x-access-token": access.token(box)}
+    refused = [
+        ({"code": "1", "context_id": "nobody"}, headers, 404, b"Context nobody not found"),
+        ({"code": "1", "language": "cobol"}, headers, 400, b"Language cobol is not in"),
+        ({"code": 1}, headers, 400, b"code: "),
+        ({"code": "1"}, nobody, 401, b""),
+    ]
+    with closing(HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
+        connection.connect()
+        kept = connection.sock
+        for body, sent, status, begin in refused:
+            connection.request("POST", "/execute", json.dumps(body), sent)
+            answer = connection.getresponse()
+            assert answer.read().startswith(begin) and answer.status == status
+        connection.request(
+            "POST", "/execute", json.dumps({"code": "echo hi", "language": "bash"}), headers
+        )
+        assert b'"text":"hi\\n"' in connection.getresponse().read()
+        assert connection.sock is kept
+
+
 async def test_a_silent_run_says_that_it_lives(server: RealServer, access: Access) -> None:
     sandbox = Sandbox.create(**parameters(server))
     try:
         headers = door(sandbox.sandbox_id, x_access_token=access.token(sandbox.sandbox_id))
         body = {"code": "import time; time.sleep(5.3)"}
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
-            answer = await http.post("/execute", json=body, headers=headers)
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=30) as http:
+            answer, told = await asyncio.gather(
+                http.post("/execute", json=body), lines_of_one_that_loses_its_turn(http)
+            )
         kinds = [json.loads(line)["type"] for line in answer.text.splitlines()]
         assert kinds == ["number_of_executions", "keepalive", "end_of_execution"]
+        error, end = told
+        assert (error["type"], error["name"]) == ("error", "UnexpectedEndOfExecution")
+        assert error["value"].endswith("was deleted; create another")
+        assert end == {"type": "end_of_execution"}
     finally:
         sandbox.kill()
+
+
+async def lines_of_one_that_loses_its_turn(http: httpx.AsyncClient) -> list[dict[str, str]]:
+    """It waits for another for so long that it was answered, when their context is deleted."""
+    made = (await http.post("/contexts", json={})).json()
+    body = {"code": "print('on')\nimport time; time.sleep(60)", "context_id": made["id"]}
+    async with http.stream("POST", "/execute", json=body) as first:
+        lines = first.aiter_lines()
+        while json.loads(await anext(lines))["type"] != "stdout":
+            pass
+        async with http.stream("POST", "/execute", json=body) as second:
+            assert second.status_code == 200
+            await http.delete(f"/contexts/{made['id']}")
+            return [json.loads(line) async for line in second.aiter_lines()]

@@ -22,6 +22,7 @@ class Tenants(NamedTuple):
     url: str
     blue: E2B
     red: E2B
+    blue_key: str
     red_key: str
     looks: E2B  # for blue, with a key that may only look
     box: Sandbox  # blue's
@@ -40,7 +41,7 @@ def tenants(agent_binary: object) -> Iterator[Tenants]:
 
         keys = key("blue", "run"), key("red", "run"), key("blue", "read")
         blue, red, looks = (E2B(**parameters(server, each)) for each in keys)  # type: ignore[arg-type]
-        yield Tenants(server.url, blue, red, keys[1], looks, blue.Sandbox.create(timeout=300))
+        yield Tenants(server.url, blue, red, *keys[:2], looks, blue.Sandbox.create(timeout=300))
 
 
 def test_another_tenant_finds_nothing(tenants: Tenants) -> None:
@@ -97,3 +98,22 @@ def test_the_token_of_one_opens_no_other(tenants: Tenants) -> None:
     headers["X-Access-Token"] = tenants.box._envd_access_token or ""
     assert httpx.post(url, json={}, headers=headers).status_code == 200
     other.kill()
+
+
+def test_a_visitor_has_no_folders_made(tenants: Tenants) -> None:
+    """Its ports are public, as at E2B, so contexts are open to who knows its name."""
+    box = tenants.box
+
+    def create(folder: str, **shown: str) -> httpx.Response:
+        headers = {"e2b-sandbox-id": box.sandbox_id, "e2b-sandbox-port": "49999", **shown}
+        body = {"language": "bash", "cwd": folder}
+        return httpx.post(f"{tenants.url}/contexts", json=body, headers=headers)
+
+    refused = create("/tmp/visited")
+    assert refused.status_code == 404 and "/tmp/visited" in refused.text
+    assert not box.files.exists("/tmp/visited")
+    assert create("/tmp").status_code == 200
+    token = box._envd_access_token
+    assert token and create("/tmp/held", **{"X-Access-Token": token}).status_code == 200
+    assert create("/tmp/keyed", **{"X-API-Key": tenants.blue_key}).status_code == 200
+    assert [box.files.exists(each) for each in ("/tmp/held", "/tmp/keyed")] == [True, True]

@@ -25,6 +25,7 @@ from capsule.service.room import SMALL, Room
 PATIENCE = 30.0  # seconds in which at least HEADWAY bytes must come
 HEADWAY = 32 * 1024
 FORM = b"application/x-www-form-urlencoded"
+AT_HAND = 0.05  # seconds in which the rest of a small body that nobody wants may still come
 LINGER = 3.0  # seconds, and
 LINGER_BYTES = 256 * MIB  # bytes of an unwanted body that are read and thrown away
 
@@ -92,11 +93,16 @@ class Meter:
                 limit=self.limit,
             )
 
-    async def discard(self) -> None:
+    async def discard_small(self) -> None:
+        """Mostly it came with the head, or right behind it."""
+        if self._length is not None and self._length <= SMALL:
+            await self.discard(AT_HAND)
+
+    async def discard(self, patience: float) -> None:
         """Read on for a moment and throw it away; see `finishing`."""
         left = LINGER_BYTES
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):
+            async with asyncio.timeout(patience):
                 while left > 0 and not self.done:
                     message = await self._receive()
                     left -= len(message.get("body", b""))
@@ -108,10 +114,12 @@ def finishing(meter: Meter, send: Send) -> Send:
 
     Many clients read nothing until they have sent everything, and closing on unread data resets
     the connection: they would never see the answer. So it goes out, a little more is read, and
-    only then the connection is closed.
+    only then the connection is closed. One whose small body is here already stays open.
     """
 
     async def finish(message: Message) -> None:
+        if not meter.done and message["type"] == "http.response.start":
+            await meter.discard_small()
         if meter.done:
             await send(message)
         elif message["type"] == "http.response.start":
@@ -121,7 +129,7 @@ def finishing(meter: Meter, send: Send) -> Send:
             await send(message)
         else:
             await send({**message, "more_body": True})
-            await meter.discard()
+            await meter.discard(LINGER)
             await send({"type": "http.response.body", "body": b""})
 
     return finish

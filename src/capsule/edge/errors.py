@@ -68,6 +68,11 @@ def understand(error: BaseException) -> CapsuleError:
     )
 
 
+def sentence(error: CapsuleError) -> str:
+    """All of it for a person, where there is no field for the hint."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
 def _in_millis(found: Mapping[str, Any]) -> InvalidError:
     """Inside, times are seconds; clients write whole milliseconds, in fields that say so."""
     field = f"{found['field']}_ms"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from capsule.edge.errors import encode, one_line
+from capsule.edge.errors import encode, one_line, sentence
 from capsule.errors import CapsuleError
 
 T = TypeVar("T")
@@ -63,8 +63,7 @@ class RpcError(Exception):
 
     @classmethod
     def of(cls, error: CapsuleError) -> RpcError:
-        hint = f"; {error.hint}" if error.hint else ""
-        return cls(CODES.get(error.code, "unknown"), one_line(error.message + hint))
+        return cls(CODES.get(error.code, "unknown"), one_line(sentence(error)))
 
     @property
     def status(self) -> int:

@@ -24,7 +24,7 @@ from capsule.edge.e2b.doors import Door
 from capsule.edge.e2b.guests import Guest, guest_of, name_in, running
 from capsule.edge.e2b.links import Link, Links
 from capsule.edge.e2b.rpc import Call, is_stream, json, refusal
-from capsule.edge.errors import HttpError, send_error, understand
+from capsule.edge.errors import HttpError, send_error, sentence, understand
 from capsule.edge.identity import ADDRESS, CALLER, Identity
 from capsule.edge.ports.pages import PortError
 from capsule.edge.ports.room import Ports
@@ -135,7 +135,7 @@ class Envd:
             return not_running(id)
         if rpc:
             return json(RpcError.of(error).body(), RpcError.of(error).status)
-        return plain(error.http_status, _text(error))
+        return plain(error.http_status, sentence(error))
 
     def _nowhere(self, request: Request, path: str) -> Response:
         if path in self._paths:
@@ -165,7 +165,3 @@ def not_running(id: str, error: PortError | None = None) -> Response:
 
 def plain(status: int, message: str) -> Response:
     return json({"code": status, "message": message}, status)
-
-
-def _text(error: CapsuleError) -> str:
-    return f"{error.message}; {error.hint}" if error.hint else error.message

@@ -30,13 +30,14 @@ from capsule.edge.e2b.envd import HOLDER, NO_TOKEN, not_running, sign_in
 from capsule.edge.e2b.guests import running
 from capsule.edge.e2b.lines import Lines
 from capsule.edge.e2b.magics import plain
-from capsule.edge.errors import encode, understand
-from capsule.edge.identity import Identity
+from capsule.edge.errors import encode, sentence, understand
+from capsule.edge.identity import CALLER, Identity
 from capsule.edge.ports import pages
-from capsule.edge.ports.room import Ports
+from capsule.edge.ports.room import VISITOR, Ports
 from capsule.edge.shapes import Path, Shape
 from capsule.errors import CapsuleError, GoneError, NotFoundError, WrongStateError
 from capsule.service import ContextCall, ContextInfo, ContextRun, LiveRun, Service
+from capsule.service.caller import Caller
 from capsule.service.context_calls import code_of
 from capsule.service.values import Sandbox
 
@@ -115,8 +116,7 @@ class Interpreter:
     def _refusal(self, id: str, error: CapsuleError) -> Response:
         if isinstance(error, GoneError | WrongStateError) and running(self._service, id) is None:
             return not_running(id)
-        text = f"{error.message}; {error.hint}" if error.hint else error.message
-        return PlainTextResponse(text, error.http_status)
+        return PlainTextResponse(sentence(error), error.http_status)
 
     async def _answer(self, door: Door, request: Request) -> Response:
         parts = request.url.path.strip("/").split("/")
@@ -151,11 +151,12 @@ class Interpreter:
         return PlainTextResponse("OK")
 
     async def _create(self, sandbox: Sandbox, request: Request, name: str) -> Response:
-        """A folder that is not there is made."""
+        """A folder that is not there is made, but not for a visitor of public ports."""
         self._gate.admit()
         body = await read_json(request, MakeContext)
         language = self._language(sandbox, body.language)
-        call = ContextCall(language, cwd=body.cwd, make_cwd=body.cwd is not None)
+        makes = body.cwd is not None and not _visits(sandbox, request)
+        call = ContextCall(language, cwd=body.cwd, make_cwd=makes)
         return _json(_view(await self._service.contexts.create(sandbox.id, call)))
 
     async def _list(self, sandbox: Sandbox, request: Request, name: str) -> Response:
@@ -208,7 +209,7 @@ class Interpreter:
         async def interrupt(live: LiveRun) -> None:
             await self._service.contexts.interrupt(sandbox.id, live.context)
 
-        return Lines(starting, interrupt)
+        return Lines(starting, interrupt, lambda: running(self._service, sandbox.id) is not None)
 
     async def _start(self, sandbox: Sandbox, body: Execute) -> LiveRun:
         """An interpreter that has died is started again, as Jupyter does."""
@@ -245,6 +246,12 @@ class Interpreter:
                 400, f"Language {wanted[:40]} is not in this sandbox; it has: {', '.join(able)}"
             )
         return wanted
+
+
+def _visits(sandbox: Sandbox, request: Request) -> bool:
+    """It comes through a port that is open to all, and shows nothing."""
+    caller: Caller = request.scope[CALLER]
+    return sandbox.ports == "public" and caller.key_id == VISITOR
 
 
 def _of_page(request: Request) -> bool:

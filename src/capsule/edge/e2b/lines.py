@@ -3,6 +3,9 @@ seconds in which nothing happens.
 
     Lines ─┬─ step    the run's next event; first its turn, if others are before it
            └─ gone    the client leaves: the run is interrupted, or loses its turn
+
+What fails once lines have begun is told as one, and the connection is kept. Only where the sandbox
+itself is gone it is cut: the SDKs ask then whether it lives.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from capsule.edge.e2b import charts
-from capsule.edge.errors import encode, understand
+from capsule.edge.errors import encode, sentence, understand
 from capsule.edge.ports.room import cut
 from capsule.edge.sse import until_gone
 from capsule.errors import CapsuleError
@@ -40,11 +43,14 @@ class Lines(Response):
         self,
         starting: asyncio.Future[LiveRun],
         interrupt: Callable[[LiveRun], Awaitable[None]],
+        lives: Callable[[], bool],
     ) -> None:
+        """`lives`: whether the sandbox still does."""
         super().__init__(media_type="application/json")
         del self.headers["content-length"]
         self._starting = starting
         self._interrupt = interrupt
+        self._lives = lives
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -53,13 +59,15 @@ class Lines(Response):
             live = await self._turn(gone, send)
             if live is not None:
                 await self._tell(live, gone, send)
-            await send({"type": "http.response.body", "body": b""})
         except CapsuleError as error:
-            understand(error)
-            await cut(scope)  # the SDK asks then whether the sandbox lives
+            if not self._lives():
+                await cut(scope)
+                return
+            await _send(send, _lost(understand(error)), END)
         finally:
             gone.cancel()
             await asyncio.wait({gone})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _turn(self, gone: asyncio.Future[None], send: Send) -> LiveRun | None:
         """None: the client did not wait for it."""
@@ -154,6 +162,11 @@ def _unquoted(text: str) -> str:
     """A text is shown as it is, not as it is written in code."""
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES
     return text[1:-1] if quoted else text
+
+
+def _lost(error: CapsuleError) -> dict[str, Any]:
+    """By the name that E2B gives to a run whose end nobody saw."""
+    return _error("UnexpectedEndOfExecution", sentence(error), "")
 
 
 def _error(name: str, value: str, traceback: str) -> dict[str, Any]:

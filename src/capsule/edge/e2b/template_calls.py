@@ -28,7 +28,7 @@ from capsule.edge.e2b.template_names import (
     told,
 )
 from capsule.edge.e2b.uploads import Uploads
-from capsule.edge.errors import invalid_field
+from capsule.edge.errors import invalid_field, sentence
 from capsule.errors import CapsuleError, NotFoundError, NotSupportedError, UnavailableError
 from capsule.model import MIB, Limits, Template, User
 from capsule.service import Service
@@ -365,7 +365,7 @@ def _reason(error: CapsuleError, begun: _Begun, build: Build) -> E2bReason:
     step: str | UnsetType = UNSET
     if begun.file is not None and isinstance(number, int):
         step = begun.file.step(number) if number else d.BASE
-    text = f"{error.message}; {error.hint}" if error.hint else error.message
+    text = sentence(error)
     said = str(error.details.get("output", "")).strip()[-2000:]
     if isinstance(error, UnavailableError | NotSupportedError) and not number:
         text += " (templates are built by a Docker Engine: see docs/docker.md)"

@@ -8,7 +8,7 @@ from html import escape
 
 from starlette.types import Receive, Scope, Send
 
-from capsule.edge.errors import encode
+from capsule.edge.errors import encode, sentence
 from capsule.errors import CapsuleError
 
 _PAGE = """<!doctype html>
@@ -128,7 +128,7 @@ def silent(seconds: float) -> PortError:
 
 def of(error: CapsuleError) -> PortError:
     """What Capsule could not do."""
-    text = f"{error.message}; {error.hint}" if error.hint else error.message
+    text = sentence(error)
     return PortError(error.http_status, text, title="Not reachable now", advice=escape(text))
 
 
