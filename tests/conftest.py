@@ -32,9 +32,12 @@ settings.register_profile("capsule", deadline=None, suppress_health_check=[Healt
 settings.load_profile("capsule")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def loop_is_never_blocked() -> Iterator[BlockBuster]:
-    """A blocking call of ours inside the event loop is an error, wherever a test causes it."""
+    """A blocking call of ours inside the event loop is an error, wherever a test causes it.
+
+    Once for all: to do it for each test takes longer than most of them.
+    """
     with blockbuster_ctx("capsule") as buster:
         # The store is written on the loop on purpose: WAL without fsync takes microseconds,
         # a thread hop takes longer.

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import cast
 
 import httpx
@@ -18,8 +18,14 @@ from capsule.service import Service
 from capsule.service.happenings import Happenings
 from capsule.webhooks.hooks import Webhooks
 from tests.api.client import Api
-from tests.api.double import ServiceDouble
+from tests.api.double import DOUBLES, ServiceDouble
 from tests.support.servers import RealServer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def doubles_end_with_the_tests() -> Iterator[None]:
+    yield
+    DOUBLES.close()
 
 
 @pytest.fixture

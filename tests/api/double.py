@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from threading import Event, Thread
 from typing import Any, cast
 
 from capsule.app import bind, build_app
@@ -66,6 +68,10 @@ class ServiceDouble:
         self.drained: list[float] = []
         self.keys = NoKeys()
         self.vault = None  # nobody asks this one for secrets
+
+    def forget(self) -> None:
+        self.sandboxes.clear()
+        self.failure = None
 
     def ids(self) -> list[str]:
         return list(self.sandboxes)
@@ -141,3 +147,59 @@ async def serving(service: ServiceDouble | None = None, **settings: Any) -> Asyn
                 yield Running(port, service, server)
             finally:
                 server.should_exit = True
+
+
+class Doubles:
+    """Servers over doubles that tests borrow one after the other: one for each settings, all in a
+    loop of one thread. To build one takes longer than most of these tests.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, Running] = {}
+        self._thread: Thread | None = None
+
+    def running(self, settings: dict[str, Any]) -> Running:
+        name = repr(sorted(settings.items()))
+        if name not in self._running:
+            if self._thread is None:
+                self._begin()
+            found = Future[Running]()
+            keeping = self._keep(settings, found)
+            self._loop.call_soon_threadsafe(self._group.create_task, keeping)
+            self._running[name] = found.result(20)
+        return self._running[name]
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join(20)
+
+    def _begin(self) -> None:
+        begun = Event()
+        self._thread = Thread(target=lambda: asyncio.run(self._main(begun)))
+        self._thread.start()
+        begun.wait(20)
+
+    async def _main(self, begun: Event) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        async with asyncio.TaskGroup() as self._group:
+            begun.set()
+            await self._over.wait()
+
+    async def _keep(self, settings: dict[str, Any], found: Future[Running]) -> None:
+        async with serving(**settings) as running:
+            found.set_result(running)
+            await self._over.wait()
+
+
+DOUBLES = Doubles()
+
+
+@asynccontextmanager
+async def borrowed(**settings: Any) -> AsyncIterator[Running]:
+    """As `serving`, for a moment: whoever comes next finds its service as new."""
+    running = await asyncio.to_thread(DOUBLES.running, settings)
+    try:
+        yield running
+    finally:
+        running.service.forget()

@@ -10,7 +10,7 @@ import pytest
 
 from capsule.edge import body, server
 from capsule.service import CreateRequest
-from tests.api.double import ServiceDouble, serving
+from tests.api.double import ServiceDouble, borrowed, serving
 from tests.support import eventually
 
 MIB = 1024 * 1024
@@ -18,14 +18,14 @@ JSON = {"Content-Type": "application/json"}
 
 
 async def test_a_hundred_megabytes_of_json_are_refused() -> None:
-    async with serving() as running, httpx.AsyncClient(base_url=running.url) as client:
+    async with borrowed() as running, httpx.AsyncClient(base_url=running.url) as client:
         answer = await client.post("/rpc", content=b" " * (100 * MIB), headers=JSON)
     assert answer.status_code == 413
     assert answer.json()["error"]["details"] == {"limit": 16 * MIB}
 
 
 async def test_a_large_body_is_refused_before_it_is_sent() -> None:
-    async with serving() as running:
+    async with borrowed() as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         head = "POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: 9999999999\r\n\r\n".encode())
@@ -39,13 +39,13 @@ async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long() -> None
         for _ in range(20):
             yield b" " * MIB
 
-    async with serving() as running, httpx.AsyncClient(base_url=running.url) as client:
+    async with borrowed() as running, httpx.AsyncClient(base_url=running.url) as client:
         answer = await client.post("/rpc", content=endless(), headers=JSON)
     assert answer.status_code == 413
 
 
 async def test_input_that_is_too_large_is_told_the_other_way_in() -> None:
-    async with serving(max_body=MIB) as running, httpx.AsyncClient(base_url=running.url) as client:
+    async with borrowed(max_body=MIB) as running, httpx.AsyncClient(base_url=running.url) as client:
         box = await running.service.create(CreateRequest())
         url = f"/v1/sandboxes/{box.id}/execs/e1/stdin"
         answer = await client.post(url, content=b"x" * (2 * MIB))
@@ -57,7 +57,7 @@ async def test_input_that_is_too_large_is_told_the_other_way_in() -> None:
 
 
 async def test_the_limit_of_input_is_in_the_reference() -> None:
-    async with serving() as running, httpx.AsyncClient(base_url=running.url) as client:
+    async with borrowed() as running, httpx.AsyncClient(base_url=running.url) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
     about = paths["/v1/sandboxes/{id}/execs/{exec_id}/stdin"]["post"]
     assert "16 MiB" in about["description"] and "max_body" in about["description"]
@@ -66,7 +66,7 @@ async def test_the_limit_of_input_is_in_the_reference() -> None:
 async def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "PATIENCE", 0.2)
     monkeypatch.setattr(body, "LINGER", 0.1)
-    async with serving() as running:
+    async with borrowed() as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         head = "POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: 100\r\n\r\nhalf".encode())
@@ -78,7 +78,7 @@ async def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPa
 
 async def test_headers_that_stop_coming_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEADER_PATIENCE", 0.2)
-    async with serving() as running:
+    async with borrowed() as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(b"POST /rpc HTTP/1.1\r\nHost: loc")
         assert await asyncio.wait_for(reader.read(), 10) == b""
@@ -97,7 +97,7 @@ async def test_endless_headers_are_refused() -> None:
 
 
 async def test_what_is_no_http_gets_a_400() -> None:
-    async with serving() as running:
+    async with borrowed() as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n")
         answer = await asyncio.wait_for(reader.read(), 10)
@@ -107,7 +107,7 @@ async def test_what_is_no_http_gets_a_400() -> None:
 
 
 async def test_a_connection_is_kept_for_the_next_request() -> None:
-    async with serving() as running:
+    async with borrowed() as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         for _ in range(3):
             writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")

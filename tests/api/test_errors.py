@@ -14,23 +14,23 @@ from websockets.exceptions import InvalidStatus
 from capsule.edge.errors import http_body, understand
 from capsule.edge.sockets import close_code
 from capsule.errors import ALL_ERRORS, CapacityError, CapsuleError, InternalError
-from tests.api.double import Running, ServiceDouble, serving
+from tests.api.double import Running, borrowed
 
 CREATE = {"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.create"}
 
 
-async def both(server: Running) -> tuple[httpx.Response, httpx.Response]:
+async def both(server: Running, failure: Exception) -> tuple[httpx.Response, httpx.Response]:
     """The same failing create over REST and JSON-RPC."""
+    server.service.failure = failure
     async with httpx.AsyncClient(verify=False, base_url=server.url) as client:
         return await client.post("/v1/sandboxes"), await client.post("/rpc", json=CREATE)
 
 
 @pytest.mark.parametrize("kind", ALL_ERRORS)
 async def test_every_error_has_one_shape(kind: type[CapsuleError]) -> None:
-    service = ServiceDouble()
-    service.failure = kind("what failed: 7, limit 5", hint="try 5", limit=5)
-    async with serving(service) as server:
-        rest, rpc = await both(server)
+    failure = kind("what failed: 7, limit 5", hint="try 5", limit=5)
+    async with borrowed() as server:
+        rest, rpc = await both(server, failure)
     error = rest.json()["error"]
     assert rest.status_code == kind.http_status
     assert error["code"] == kind.code
@@ -46,10 +46,9 @@ async def test_every_error_has_one_shape(kind: type[CapsuleError]) -> None:
 
 
 async def test_a_full_server_says_when_to_come_back() -> None:
-    service = ServiceDouble()
-    service.failure = CapacityError("too many sandboxes: 3, limit 3", retry_after=2.5)
-    async with serving(service) as server:
-        rest, rpc = await both(server)
+    failure = CapacityError("too many sandboxes: 3, limit 3", retry_after=2.5)
+    async with borrowed() as server:
+        rest, rpc = await both(server, failure)
     assert rest.status_code == 429
     assert rest.headers["retry-after"] == "3"
     assert rest.json()["error"]["details"]["retry_after"] == 2.5
@@ -59,11 +58,10 @@ async def test_a_full_server_says_when_to_come_back() -> None:
 async def test_a_bug_is_logged_with_an_id_and_says_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    service = ServiceDouble()
-    service.failure = ZeroDivisionError("secret detail")
+    failure = ZeroDivisionError("secret detail")
     with caplog.at_level(logging.ERROR):
-        async with serving(service) as server:
-            rest, rpc = await both(server)
+        async with borrowed() as server:
+            rest, rpc = await both(server, failure)
     assert rest.status_code == 500
     assert "secret" not in rest.text + rpc.text
     assert rest.json()["error"]["details"]["incident"] in caplog.text
@@ -72,7 +70,7 @@ async def test_a_bug_is_logged_with_an_id_and_says_nothing_else(
 
 
 async def test_unknown_paths_are_json_too() -> None:
-    async with serving() as server, httpx.AsyncClient(verify=False, base_url=server.url) as client:
+    async with borrowed() as server, httpx.AsyncClient(verify=False, base_url=server.url) as client:
         missing = await client.get("/v9/nothing")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "not_found"
@@ -94,7 +92,7 @@ async def test_unknown_paths_are_json_too() -> None:
 async def test_a_wrong_method_is_told_the_right_ones(
     method: str, path: str, allowed: set[str]
 ) -> None:
-    async with serving() as server, httpx.AsyncClient(verify=False, base_url=server.url) as client:
+    async with borrowed() as server, httpx.AsyncClient(verify=False, base_url=server.url) as client:
         answer = await client.request(method, path)
     assert answer.status_code == 405
     assert set(answer.headers["allow"].split(", ")) == allowed
@@ -104,7 +102,7 @@ async def test_a_wrong_method_is_told_the_right_ones(
 
 @pytest.mark.parametrize("path", ["/terminals/x", "/rpc", "/v1/sandboxes", "/"])
 async def test_a_websocket_where_there_is_none_is_told_where_they_are(path: str) -> None:
-    async with serving() as server:
+    async with borrowed() as server:
         with pytest.raises(InvalidStatus) as refused:
             async with connect(f"ws://127.0.0.1:{server.port}{path}", proxy=None):
                 pass
@@ -116,7 +114,7 @@ async def test_a_websocket_where_there_is_none_is_told_where_they_are(path: str)
 
 
 async def test_a_websocket_that_is_asked_for_like_a_page_says_what_it_is() -> None:
-    async with serving() as server, httpx.AsyncClient(verify=False, base_url=server.url) as client:
+    async with borrowed() as server, httpx.AsyncClient(verify=False, base_url=server.url) as client:
         answer = await client.get("/terminal/x")
     assert answer.status_code == 426
     assert answer.headers["upgrade"] == "websocket"

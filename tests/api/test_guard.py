@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
-from tests.api.double import Running, serving
+from tests.api.double import Running, borrowed
 
 KEY = "correct-horse-battery-staple"
 OTHER_KEY = "another-key-of-sixteen"
@@ -39,7 +39,7 @@ async def status_of_socket(server: Running, **options: Any) -> int:
     ["localhost", "localhost:8080", "127.0.0.1", "127.8.9.1:80", "[::1]:8080", "a.localhost"],
 )
 async def test_names_of_loopback_are_ours(host: str) -> None:
-    async with serving() as server:
+    async with borrowed() as server:
         assert (await ask(server, headers={"Host": host})).status_code == 200
 
 
@@ -56,7 +56,7 @@ async def test_names_of_loopback_are_ours(host: str) -> None:
     ],
 )
 async def test_other_names_are_refused(host: str) -> None:
-    async with serving() as server:
+    async with borrowed() as server:
         answer = await ask(server, headers={"Host": host})
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "forbidden"
@@ -64,13 +64,13 @@ async def test_other_names_are_refused(host: str) -> None:
 
 
 async def test_a_configured_name_is_ours() -> None:
-    async with serving(allowed_hosts=("capsule.example",)) as server:
+    async with borrowed(allowed_hosts=("capsule.example",)) as server:
         assert (await ask(server, headers={"Host": "capsule.example:8080"})).status_code == 200
         assert (await ask(server, headers={"Host": "other.example"})).status_code == 403
 
 
 async def test_a_page_on_another_site_cannot_drive_the_server() -> None:
-    async with serving() as server:
+    async with borrowed() as server:
         for origin in ("http://evil.example", "null", "http://localhost:3000", "file://"):
             answer = await ask(server, "POST", "/v1/sandboxes", headers={"Origin": origin})
             assert answer.status_code == 403, origin
@@ -78,21 +78,21 @@ async def test_a_page_on_another_site_cannot_drive_the_server() -> None:
 
 
 async def test_a_page_on_another_site_cannot_open_a_terminal() -> None:
-    async with serving() as server:
+    async with borrowed() as server:
         assert await status_of_socket(server, origin=Origin("http://evil.example")) == 403
         assert await status_of_socket(server, origin=Origin(server.url)) == 404
         assert await status_of_socket(server) == 404
 
 
 async def test_our_own_pages_may_call_us() -> None:
-    async with serving() as server:
+    async with borrowed() as server:
         answer = await ask(server, "POST", "/v1/sandboxes", headers={"Origin": server.url})
         assert answer.status_code == 201
 
 
 async def test_an_allowed_origin_gets_cors_headers() -> None:
     origin = "https://play.example"
-    async with serving(allowed_origins=(origin,)) as server:
+    async with borrowed(allowed_origins=(origin,)) as server:
         preflight = await ask(
             server,
             "OPTIONS",
@@ -113,7 +113,7 @@ async def test_an_allowed_origin_gets_cors_headers() -> None:
 
 
 async def test_a_page_cannot_load_us_as_an_image() -> None:
-    async with serving() as server:
+    async with borrowed() as server:
         image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
         link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
         assert (await ask(server, headers=image)).status_code == 403
@@ -122,7 +122,7 @@ async def test_a_page_cannot_load_us_as_an_image() -> None:
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "text/json2"])
 async def test_rpc_takes_json_only(kind: str) -> None:
-    async with serving() as server:
+    async with borrowed() as server:
         call = b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.create"}'
         answer = await ask(server, "POST", "/rpc", content=call, headers={"Content-Type": kind})
         assert answer.status_code == 415
@@ -139,7 +139,7 @@ async def test_rpc_takes_json_only(kind: str) -> None:
     ],
 )
 async def test_a_known_key_opens(headers: dict[str, str]) -> None:
-    async with serving(api_keys=(KEY, OTHER_KEY)) as server:
+    async with borrowed(api_keys=(KEY, OTHER_KEY)) as server:
         assert (await ask(server, headers=headers)).status_code == 200
 
 
@@ -157,7 +157,7 @@ async def test_a_known_key_opens(headers: dict[str, str]) -> None:
 )
 async def test_without_a_known_key_nothing_opens(headers: dict[str, str]) -> None:
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    async with serving(api_keys=(KEY, OTHER_KEY)) as server:
+    async with borrowed(api_keys=(KEY, OTHER_KEY)) as server:
         for path in ("/v1/templates", "/rpc", "/nosuchpath"):
             answer = await ask(server, path=path, headers=raw)
             assert answer.status_code == 401
@@ -165,18 +165,18 @@ async def test_without_a_known_key_nothing_opens(headers: dict[str, str]) -> Non
 
 
 async def test_health_and_docs_need_no_key() -> None:
-    async with serving(api_keys=(KEY,)) as server:
+    async with borrowed(api_keys=(KEY,)) as server:
         for path in ("/health", "/docs", "/openapi.json"):
             assert (await ask(server, path=path)).status_code == 200
 
 
 async def test_a_key_is_not_taken_from_the_url() -> None:
-    async with serving(api_keys=(KEY,)) as server:
+    async with borrowed(api_keys=(KEY,)) as server:
         assert (await ask(server, path=f"/v1/templates?api_key={KEY}")).status_code == 401
 
 
 async def test_sockets_need_a_key_before_they_open() -> None:
-    async with serving(api_keys=(KEY,)) as server:
+    async with borrowed(api_keys=(KEY,)) as server:
         header = {"Authorization": f"Bearer {KEY}"}
         assert await status_of_socket(server) == 401
         assert await status_of_socket(server, additional_headers=header) == 404
@@ -187,13 +187,13 @@ async def test_a_browser_sends_its_key_as_a_subprotocol() -> None:
         token = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
         return [Subprotocol("capsule.terminal.raw"), Subprotocol(f"capsule.key.{token}")]
 
-    async with serving(api_keys=(KEY,)) as server:
+    async with borrowed(api_keys=(KEY,)) as server:
         assert await status_of_socket(server, subprotocols=offered(KEY)) == 404
         assert await status_of_socket(server, subprotocols=offered("wrong")) == 401
 
 
 async def test_two_host_headers_are_refused() -> None:
-    async with serving() as server:
+    async with borrowed() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
         assert b" 400 " in await reader.readline()
@@ -214,7 +214,7 @@ async def test_what_follows_a_body_is_no_header() -> None:
     head += b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
     key = f"X-API-Key: {KEY}\r\n".encode()
     body = b"\r\n2\r\n{}\r\n0\r\n"
-    async with serving(api_keys=(KEY,)) as server:
+    async with borrowed(api_keys=(KEY,)) as server:
         assert b" 401 " in (await answered(server, head + body + key + b"\r\n"))[:20]
         assert server.service.sandboxes == {}
         trailer = b"Host: evil.example\r\n\r\n"
@@ -235,5 +235,5 @@ async def test_a_socket_that_cannot_begin_is_refused_at_once(rest: bytes) -> Non
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     )
     head += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
-    async with serving(api_keys=(KEY,)) as server:
+    async with borrowed(api_keys=(KEY,)) as server:
         assert (await answered(server, head + rest)).startswith(b"HTTP/1.1 400 ")

@@ -7,8 +7,8 @@ an attempt that could not work anyway proves nothing.
 
 from __future__ import annotations
 
-import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -169,7 +169,7 @@ ROWS: list[Row] = []
 def cases(attempts: Iterable[Attempt], cells: tuple[str, ...] = CELLS) -> pytest.MarkDecorator:
     """Every attempt in every cell; where one is known to work, a strict expected failure."""
     given = list(attempts)
-    module = Path(inspect.stack()[1].filename).stem
+    module = _caller()
     ROWS.extend(Row.of(module, attempt, cells) for attempt in given)
     return pytest.mark.parametrize(
         ("attempt", "cell"),
@@ -198,12 +198,17 @@ def scenario(
 ) -> pytest.MarkDecorator:
     """For a test that is an attempt by itself: it takes `cell`, and asserts what it wants."""
     given = Attempt(name, what, proof=proof, stands=stands or {}, moot=moot or {})
-    module = Path(inspect.stack()[1].filename).stem
+    module = _caller()
     ROWS.append(Row.of(module, given, cells))
     params = [
         pytest.param(cell, id=cell, marks=_marks(given, cell, AssertionError)) for cell in cells
     ]
     return pytest.mark.parametrize("cell", params, indirect=True)
+
+
+def _caller() -> str:
+    """The module that asks for cases. `inspect.stack` reads the source of every frame for it."""
+    return Path(sys._getframe(2).f_code.co_filename).stem
 
 
 def _marks(

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import pytest
 
-from capsule.errors import NotSupportedError, UnavailableError
+from capsule.errors import NotFoundError, NotSupportedError, UnavailableError
 from capsule.link import AgentLink, Collected, ExecStream, Output
 from capsule.model import (
     MIB,
@@ -114,7 +114,10 @@ class Subject:
         """The process id that a program leaves in a file; waits for it to be there."""
 
         async def read() -> int:
-            return int(await self.content(path) or 0) if await self.exists(path) else 0
+            try:
+                return int(await self.content(path) or 0)
+            except NotFoundError:
+                return 0
 
         return await until(read, what=f"a process id in {path}")
 

@@ -5,6 +5,8 @@ Each victim is seen alive before it is asserted dead.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import pytest
 
 from capsule.errors import InvalidError, NotFoundError, UnavailableError
@@ -13,9 +15,11 @@ from capsule.model import ExecId, Reason
 from capsule.testing.harness import Subject, drain, read_until, until
 
 # Each runs `victim(name)` in some process that tries not to be found, and leaves its id in that
-# file.
+# file, in a folder of its own.
 PRELUDE = """
 import os, signal, sys, time
+os.makedirs(PLACE, exist_ok=True)
+os.chdir(PLACE)
 
 def victim(name="victim"):
     with open(name + ".part", "w") as file:
@@ -103,42 +107,51 @@ evasions = pytest.mark.parametrize("evasion", list(EVASIONS))
 
 async def hunted(subject: Subject, evasion: str, **options: object) -> tuple[ExecStream, int]:
     """The exec with its victim, which has been seen alive."""
-    stream = await subject.start_python(PRELUDE + EVASIONS[evasion], **options)
-    pid = await subject.pid_in("victim")
+    stream = await subject.start_python(placed(evasion, EVASIONS[evasion]), **options)
+    pid = await subject.pid_in(f"{evasion}/victim")
     if evasion != "keeps_moving":
         assert await subject.is_alive(pid)
     return stream, pid
 
 
-async def nobody_left(subject: Subject, pid: int) -> None:
-    last = int(await subject.content("victim"))
+def placed(evasion: str, code: str) -> str:
+    return f"PLACE = {evasion!r}\n{PRELUDE}\n{code}"
+
+
+async def nobody_left(subject: Subject, evasion: str, pid: int) -> None:
+    last = int(await subject.content(f"{evasion}/victim"))
     assert not await subject.is_alive(pid, last)
 
     async def alone() -> bool:
         return (await subject.link.usage()).processes in (0, None)
 
     await until(alone, what="no process left in the box")
-    assert int(await subject.content("victim")) == last
+    assert int(await subject.content(f"{evasion}/victim")) == last
 
 
 class TestKill:
-    @evasions
-    async def test_a_timeout_ends_everything(self, subject: Subject, evasion: str) -> None:
-        stream, pid = await hunted(subject, evasion, timeout=2.0)
-        async with stream:
-            await drain(stream)
-        assert stream.exit is not None
-        assert stream.exit.reason is Reason.TIMED_OUT
-        assert stream.exit.timed_out
-        assert 2000 <= stream.exit.duration_ms < 5000
-        await nobody_left(subject, pid)
+    async def test_a_timeout_ends_everything(self, subject: Subject) -> None:
+        """One begins after the other, and each has its own two seconds: nobody waits ten times."""
+        hunts: dict[str, tuple[ExecStream, int]] = {}
+        async with AsyncExitStack() as streams:
+            for evasion in EVASIONS:
+                hunts[evasion] = await hunted(subject, evasion, timeout=2.0)
+                await streams.enter_async_context(hunts[evasion][0])
+            for evasion, (stream, _) in hunts.items():
+                await drain(stream)
+                exit = stream.exit
+                assert exit is not None and exit.reason is Reason.TIMED_OUT, evasion
+                assert exit.timed_out, evasion
+                assert 2000 <= exit.duration_ms < 5000, evasion
+        for evasion, (_, pid) in hunts.items():
+            await nobody_left(subject, evasion, pid)
 
     @evasions
     async def test_a_kill_ends_everything(self, subject: Subject, evasion: str) -> None:
         stream, pid = await hunted(subject, evasion)
         async with stream:
             assert await subject.link.kill(stream.exec_id) is True
-            await nobody_left(subject, pid)
+            await nobody_left(subject, evasion, pid)
             await drain(stream)
         assert stream.exit is not None
         assert (stream.exit.reason, stream.exit.exit_code) == (Reason.CANCELLED, 137)
@@ -149,14 +162,14 @@ class TestKill:
             "while not os.path.exists('go'): time.sleep(0.02)\nwhile True: print('x' * 1000)"
         )
         async with await subject.start_python(
-            PRELUDE + flood, output_limit=50_000, on_limit="kill"
+            placed(evasion, flood), output_limit=50_000, on_limit="kill"
         ) as stream:
-            pid = await subject.pid_in("victim")
+            pid = await subject.pid_in(f"{evasion}/victim")
             assert await subject.is_alive(pid)
-            await subject.link.write("go", b"")
+            await subject.link.write(f"{evasion}/go", b"")
             await drain(stream)
         assert stream.exit is not None and stream.exit.reason is Reason.OUTPUT_LIMIT
-        await nobody_left(subject, pid)
+        await nobody_left(subject, evasion, pid)
 
     async def test_a_timeout_is_kept_to(self, subject: Subject) -> None:
         exit = (await subject.sh("sleep 1000", timeout=0.3)).exit
