@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import endure, page, plots, report, targets
+from bench.scaling import OPERATIONS, growth
 from bench.stats import Measure
 
 CREATE = ("Capsule SDK: create", "create")
@@ -90,3 +91,15 @@ def test_growth_beyond_its_bound_is_named() -> None:
     ]
     rows: list[list[float]] = [[0.0] * 5, [10, 1, 5, 50, 0], [20, 2, 8, 60, 900]]
     assert endure.failures(things, rows) == ["fds by 3, 2 allowed for 10 sandboxes"]
+
+
+def test_growth_is_what_many_take_against_few() -> None:
+    def took(what: str, alive: int, ms: float) -> Measure:
+        name = f"Capsule: {what}, {alive:,} alive"
+        return Measure(name, "growth", series=what, at=alive, samples=[ms])
+
+    crowd = [took(what, alive, ms) for what in OPERATIONS for alive, ms in ((1, 4.0), (1000, 6.2))]
+    grown = growth(crowd, 1, 1000)
+    assert [round(each.p50, 2) for each in grown] == [1.55] * 3
+    judged = [j for j in targets.judge(grown) if j.what.startswith("growth of")]
+    assert [(j.written, j.holds) for j in judged] == [("MISSED (≤ 1.5)", False)] * 3
