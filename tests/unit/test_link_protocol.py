@@ -197,8 +197,15 @@ def test_a_surrogate_that_is_no_byte_is_an_invalid_request(text: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_json_has_not_are_an_invalid_request(value: float) -> None:
-    with pytest.raises(InvalidError):
-        dump({"timeout": value})
+    for body in ({"timeout": value}, {"a": [value]}, {"a": [1, value]}, [value], value):
+        with pytest.raises(InvalidError):
+            dump(body)
+
+
+@pytest.mark.parametrize("text", ["/dev/null", "null", ":null", "[null,", "x,null"])
+def test_the_word_null_is_no_number(text: str) -> None:
+    body = {"from": text, text: [text, None], "none": None}
+    assert load(dump(body)) == body
 
 
 frames = st.builds(

@@ -168,7 +168,7 @@ def dump(value: Any) -> bytes:
     """
     with suppress(UnicodeEncodeError, TypeError, RecursionError):
         quick = _encode_quickly(value)
-        if b"null" not in quick:  # which NaN would be
+        if not _has_null(quick):  # which NaN would be
             return quick
     try:
         text = _encode_plain(value)
@@ -187,6 +187,13 @@ def dump(value: Any) -> bytes:
             hint="only U+DC80 to U+DCFF stand for bytes (Python's surrogateescape)",
         ) from None
     return _encode_ascii(value).encode()
+
+
+def _has_null(text: bytes) -> bool:
+    """As a value, or where it looks like one. What is in a string mostly does not: /dev/null."""
+    return b"null" in text and (
+        b":null" in text or b",null" in text or b"[null" in text or text == b"null"
+    )
 
 
 def load(payload: bytes) -> dict[str, Any]:
