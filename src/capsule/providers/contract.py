@@ -118,6 +118,9 @@ class Provider(abc.ABC):
         """What this host can do; for each thing it cannot, the reason and the fix. Also before
         `open`: this is what `capsule doctor` asks."""
 
+    def expect(self) -> None:  # noqa: B027  # most providers have nothing to begin
+        """A launch follows in a moment, unless something comes in between. Never waits."""
+
     @abc.abstractmethod
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
         """Start a box. On return its agent has answered; on any failure nothing is left behind.

@@ -151,6 +151,12 @@ class Pool:
             max_memory_bytes=self._budget,
         )
 
+    def expect(self, provider: str, spec: SandboxSpec) -> None:
+        """Somebody will obtain such a box in a moment: if it must be launched, let that begin."""
+        shelf = self._shelf(Wish(provider, spec))
+        if shelf is None or not shelf.ready:
+            self._providers[provider].expect()
+
     async def obtain(self, provider: str, spec: SandboxSpec, box_id: SandboxId) -> Obtained:
         """A box that answers, with these limits; launched as `box_id` unless one was ready. It is
         held until `hand_over`.
@@ -256,8 +262,8 @@ class Pool:
 
     def _learn(self, wish: Wish) -> Shelf | None:
         kind = kind_of(wish)
-        spec = self._plain(wish.spec.template, kind.runtime)
-        if not self._open or replace(wish.spec, limits=spec.limits) != spec:
+        spec = self._plain(wish.spec.template, kind.runtime) if self._open else None
+        if spec is None or replace(wish.spec, limits=spec.limits) != spec:
             return None
         known = self._shelves.get(kind)
         if known is not None:

@@ -33,7 +33,7 @@ from capsule.errors import (
     UnavailableError,
     WrongStateError,
 )
-from capsule.model import Layer, SandboxId, State, VolumeMount
+from capsule.model import Layer, SandboxId, SandboxSpec, State, VolumeMount
 from capsule.providers.cleanup import finish
 from capsule.providers.contract import Provider
 from capsule.service import validate
@@ -270,13 +270,15 @@ class Sandboxes:
 
         Raises ConflictError when the claim's key was taken meanwhile.
         """
+        spec = spec_of(entry)
+        self.pool.expect(entry.provider, spec)
         try:
             await self._store.save(entry.record(self.boot), claim)
         except BaseException:
             self._forget(entry)
             raise
         try:
-            await self._launch_box(entry)
+            await self._launch_box(entry, spec)
             await self._store.save(entry.record(self.boot, state=State.RUNNING))
         except BaseException:
             await finish(self._undo(entry), f"launch {entry.id}", budget=DESTROY_BUDGET)
@@ -286,8 +288,8 @@ class Sandboxes:
         self.move(entry, State.RUNNING)
         self._tell(Kind.CREATED, entry)
 
-    async def _launch_box(self, entry: Entry) -> None:
-        got = await self.pool.obtain(entry.provider, spec_of(entry), entry.box_id)
+    async def _launch_box(self, entry: Entry, spec: SandboxSpec) -> None:
+        got = await self.pool.obtain(entry.provider, spec, entry.box_id)
         entry.take(got.box, got.started)
         self.pool.hand_over(got.box)
         await begin(entry)

@@ -80,9 +80,9 @@ class Shelf:
     def suits(self, spec: SandboxSpec) -> bool:
         """Whether a box from here can become the one that is asked for."""
         own = self.spec.limits
-        if replace(spec, limits=own) != self.spec:
-            return False
-        return spec.limits == own or self.adjusts(spec.limits)
+        if spec.limits == own:
+            return spec == self.spec
+        return replace(spec, limits=own) == self.spec and self.adjusts(spec.limits)
 
     def take(self) -> Box | None:
         """The one that has been there longest."""

@@ -116,6 +116,9 @@ class LocalProvider(Provider):
             backing = None
         return await asyncio.to_thread(probe.capabilities, facts, self.settings, backing)
 
+    def expect(self) -> None:
+        self._launcher.expect()
+
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
         engine = self._ready()
         if spec.template.network != "none":
@@ -131,7 +134,7 @@ class LocalProvider(Provider):
             )
         if spec.layers or spec.volumes:
             self._require_layers(engine)
-        self._launcher.expect()
+        self.expect()
         with host_errors("the sandbox cannot be prepared"):
             own_uid = engine.facts.uid_ranges
             filter_ = await self._filters.get(spec.template.seccomp, engine.level, own_uid=own_uid)
