@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import sqlite3
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
@@ -92,12 +92,20 @@ class Trail:
 
     def note(self, what: str, *, tenant: str, sandbox: str = "", **more: object) -> None:
         """Never waits. Who asked, and by which request, is known from the request's context."""
-        if not self._open:
-            return
         about = structlog.contextvars.get_contextvars()
+        if self._wants(about):
+            self._queue(about, what, tenant=tenant, sandbox=sandbox, **more)
+
+    def _wants(self, about: Mapping[str, Any]) -> bool:
+        """Where no keys are asked for, there is nobody to tell apart."""
         actor = about.get("key", NOBODY)
-        if not self._wanted(actor):
-            return
+        if not self._open or (self._mode == "auto" and actor == OPERATOR.key_id):
+            return False
+        return self._mode == "yes" or actor != NOBODY or self._last[0] > 0
+
+    def _queue(
+        self, about: Mapping[str, Any], what: str, *, tenant: str, sandbox: str, **more: object
+    ) -> None:
         if len(self._waiting) >= MAX_WAITING:
             log.error("the trail cannot be written, and loses this", what=what, sandbox=sandbox)
             return
@@ -105,7 +113,7 @@ class Trail:
             "at": chain.stamp(self._clock.now()),
             "what": what,
             "tenant": tenant,
-            "actor": actor,
+            "actor": about.get("key", NOBODY),
             "request": about.get("request", ""),
             "sandbox": sandbox,
             **more,
@@ -113,13 +121,10 @@ class Trail:
         self._waiting.append(said)
         self._came.set()
 
-    def _wanted(self, actor: str) -> bool:
-        """Where no keys are asked for, there is nobody to tell apart."""
-        if self._mode == "auto" and actor == OPERATOR.key_id:
-            return False
-        return self._mode == "yes" or actor != NOBODY or self._last[0] > 0
-
     def _hear(self, happening: Happening) -> None:
+        about = structlog.contextvars.get_contextvars()
+        if not self._wants(about):
+            return
         more: dict[str, object] = {"reason": happening.reason} if happening.reason else {}
         if happening.exec is not None:
             ended = happening.exec
@@ -132,7 +137,8 @@ class Trail:
                 "exit_code": ended.exit.exit_code,
                 "duration_ms": ended.exit.duration_ms,
             }
-        self.note(happening.kind, tenant=happening.tenant, sandbox=happening.sandbox, **more)
+        what, tenant, sandbox = happening.kind, happening.tenant, happening.sandbox
+        self._queue(about, what, tenant=tenant, sandbox=sandbox, **more)
 
     async def entries(
         self, *, tenant: str | None, sandbox: str | None, before: int | None, most: int

@@ -111,11 +111,15 @@ class HttpConnection(HttpToolsProtocol):
             if self.cycle.response_complete:  # nothing was sent ahead
                 self.config.idle.add(self)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_headers and not self.transport.is_closing():  # mostly they come all at once
+            self._headers_due.arm()
+
     def on_message_begin(self) -> None:
         self.config.idle.remove(self)
         self._header_size = 0
         self._in_headers = True
-        self._headers_due.arm()
         super().on_message_begin()
         self.scope[ABORT] = self._cut  # type: ignore[literal-required]
 

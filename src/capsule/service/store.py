@@ -127,6 +127,12 @@ CREATE TABLE IF NOT EXISTS contexts (
 ) WITHOUT ROWID;
 """
 
+# Not OR REPLACE, which makes the row and its place in the index anew: a third more of the log.
+_SAVE = """
+INSERT INTO sandboxes VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
+SET created = excluded.created, state = excluded.state, body = excluded.body
+"""
+
 
 class SqliteStore:
     def __init__(self, path: Path) -> None:
@@ -158,7 +164,7 @@ class SqliteStore:
         def write(db: sqlite3.Connection) -> None:
             if claim is not None:
                 db.execute("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", _claim_row(claim))
-            db.execute("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?)", row)
+            db.execute(_SAVE, row)
 
         await self._db.run(write if claim is None else whole(write))
 
