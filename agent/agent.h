@@ -172,12 +172,14 @@ bool bring_up_loopback(struct fault *f);
 /* userns.c: root of the box */
 bool wants_root(const struct json *request);
 int root_namespace(struct fault *f); /* -1: see f */
+void limit_namespace(void);          /* of the box, by pid 1 */
 void fault_root(struct fault *f);    /* says that there is no root here, and why */
 
 /* confine.c: what every program and file worker goes through before it may act */
 extern int landlock_disk;                   /* pid 1's workers read it where no path leads; -1: none */
 /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order. `root`: as what (userns.c), -1: the sandbox's user */
 bool confine(struct fault *f, bool filter, int root);
+bool take_cgroups(struct fault *f);         /* of the keeper's, by pid 1 */
 bool confine_ahead(struct fault *f);        /* as much of it as whoever forks may have, for all its children */
 bool confine_bystander(struct fault *f);
 bool confine_keeper(struct fault *f);
@@ -188,15 +190,16 @@ int landlock_abi(void);
 
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
 enum ctl_command { C_GO = 1, C_DISK, C_CGROUPS, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
-                   C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW, C_SHEPHERD };
-enum spawn_kind { K_EXEC, K_FILE, K_SAVE };
+                   C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW, C_SHEPHERD,
+                   C_VISIT };
+enum spawn_kind { K_EXEC, K_FILE, K_SAVE, K_SUDO };
 struct ctl {
     uint32_t command, no;
     int32_t kind, pid, status, signal, err;
     uint32_t root; /* a program that is to be root of the box: its descriptors end with the namespace */
     uint32_t port, slot, order; /* slot: where pid 1 notes the birth; order: which of them, as places are used again */
     double cpu_ms;
-    uint64_t rss;
+    uint64_t rss; /* K_SUDO: the tag of the exec that it belongs to */
     char stage[48];
 };
 void init_main(int ctl_fd) __attribute__((noreturn));
@@ -223,6 +226,30 @@ pid_t spare_order(const struct ctl *m, const int *fds, int nfds);
 bool spare_ended(pid_t pid);
 void spare_let_go(void);
 
+/* visits.c: the sessions of sudo's, and whose they are */
+#define WORKERS 256
+#define VISITS 32 /* at once; who comes then waits at the door */
+void visit_note(int place, uint64_t whose);
+uint64_t visit_whose(pid_t visitor); /* in a container; 0: nobody's */
+bool visits_full(void);
+void visits_pass_on(uint64_t from, uint64_t to);
+bool visits_kill(uint64_t whose); /* false: there is none */
+pid_t init_worker(int place);
+bool init_has_shepherd(pid_t pid);
+
+/* door.c: sudo, pid 1's part of it */
+struct visitor { int conn, uts; uint64_t tag; };
+void door_open(void);
+int door_fd(void);
+void door_let_go(void);
+int door_admit(struct visitor *v); /* 0: he is to have a session; -1: he was answered */
+uint64_t init_exec_of(pid_t pid);  /* in a container: stands for the exec that it belongs to; 0: none */
+void door_refuse(int conn, int err, const char *why);
+void door_main(const int *fds, int nfds) __attribute__((noreturn));
+/* sudo.c, sudo_session.c: the user's and root's part, as programs of their own */
+int sudo_main(int argc, char **argv);
+int sudo_session_main(void);
+
 /* sweep.c: finding every process of an exec */
 struct tally { int processes; double cpu_ms; uint64_t rss; };
 void sweep_open(int proc_fd);
@@ -235,6 +262,7 @@ bool init_has_worker(pid_t pid);                      /* one that does a file op
 void init_stop_workers(void);
 enum sweep { SWEEP_NOBODY, SWEEP_UNSURE, SWEEP_SOMEBODY };
 enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal);
+pid_t sweep_above(pid_t pid, bool is(pid_t));
 void sweep_frozen(uint64_t tag);                      /* the last resort: stops the box for a moment */
 void sweep_descendants(void);                         /* kills and reaps all of the calling subreaper's */
 void sweep_count(struct tally *t);

@@ -88,6 +88,18 @@ bool landlock_apply(struct fault *f) {
     return enforce(ruleset, f);
 }
 
+/* The box's cgroups, for those who are to enter them. */
+bool take_cgroups(struct fault *f) {
+    box.ncgroups = MAX_CGROUPS;
+    if (!init_await(C_CGROUPS, box.cgroup_fds, &box.ncgroups, f)) return false;
+    for (int i = 0; i < box.ncgroups; i++) { /* a program's descriptors are put in place before it enters */
+        int low = box.cgroup_fds[i];
+        box.cgroup_fds[i] = lift_fd(low);
+        close(low);
+    }
+    return true;
+}
+
 static bool enter_cgroups(struct fault *f) {
     static bool inside;
     for (int i = 0; !inside && i < box.ncgroups; i++)

@@ -109,6 +109,10 @@ void flock_arrived(const struct ctl *m, int fd) {
     welcome((struct shepherd){fd, m->pid});
 }
 
+void flock_visited(pid_t shepherd) {
+    for (struct exec *e = keeper.execs; e; e = e->next) e->noted |= e->shepherd == shepherd;
+}
+
 void flock_go_on(void) {
     int waiting;
     struct exec *e;

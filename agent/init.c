@@ -19,7 +19,6 @@
 
 struct task { uint32_t no; pid_t pid; bool awaited, alive, killing; int quiet; }; /* one per exec; no 0: a free place */
 #define TASKS 512 /* more than execs are remembered */
-#define WORKERS 256
 #define QUIET 64
 #define SPARE_AFTER 200 /* ms in which nobody asked for anything: the first exec of a box is not to share the CPU with it */
 
@@ -51,9 +50,7 @@ static struct task *find(uint32_t no) {
 /* In a container the keeper gives execs to shepherds without us: we learn of one when it is to be signalled. */
 static struct task *find_or_note(const struct ctl *m) {
     struct task *t = find(m->no);
-    bool lives = false;
-    for (int i = 0; !t && m->pid > 0 && i < TASKS; i++) lives |= shepherds[i] == m->pid;
-    if (lives && (t = find(0))) *t = (struct task){.no = m->no, .pid = m->pid, .alive = true};
+    if (!t && init_has_shepherd(m->pid) && (t = find(0))) *t = (struct task){.no = m->no, .pid = m->pid, .alive = true};
     return t;
 }
 
@@ -71,6 +68,18 @@ bool init_knows(pid_t pid) {
     for (int i = 0; i < WORKERS; i++)
         if (workers[i] == pid || (workers[i] < 0 && births[TASKS + i].pid == pid)) return true;
     return forker_is(pid);
+}
+
+/* 0: nobody is there. Below: he is on his way, and has no number yet. */
+pid_t init_worker(int place) {
+    pid_t pid = workers[place], born = pid < 0 ? births[TASKS + place].pid : 0;
+    return born > 0 ? born : pid;
+}
+
+bool init_has_shepherd(pid_t pid) {
+    for (int i = 0; pid > 0 && i < TASKS; i++)
+        if (shepherds[i] == pid) return true;
+    return false;
 }
 
 /* While the box is stopped they are the ones that were at work before: nobody is born then but who saves it. */
@@ -94,6 +103,7 @@ void init_let_go(void) {
     drop_fd(&ctl);
     drop_fd(&signals);
     drop_fd(&root);
+    door_let_go();
     forker_let_go();
     spare_let_go();
 }
@@ -105,6 +115,7 @@ void init_run(const struct ctl *m, const int *fds, int nfds) {
     if (m->kind == K_FILE) file_main(fds[0], fds[1]);
     if (m->kind == K_SAVE) save_main(fds[0], fds[1], m->port, m->cpu_ms);
     box.open_files = m->port;
+    if (m->kind == K_SUDO) door_main(fds, nfds);
     birth->tag = sweep_own_tag();
     if (box.namespaces && (!birth->tag || birth->tag == UINT64_MAX)) _exit(1); /* no kill could find it */
     sweep_close(); /* the request names a working directory, which may be /proc/self/fd/N: no descriptor of ours may be one */
@@ -143,16 +154,17 @@ static void settle_task(struct task *t, pid_t pid, int err) {
 }
 
 /* Nobody else will answer this connection. */
-static void refuse_worker(int err, const int *fds, int nfds) {
+static void refuse_worker(int kind, int err, const int *fds, int nfds) {
     struct fault f;
     fault_set(&f, err, "fork");
-    if (nfds > 1) frame_error(fds[1], &f, NULL);
+    if (kind == K_SUDO) door_refuse(fds[0], err, "no process left for it in this sandbox");
+    else if (nfds > 1) frame_error(fds[1], &f, NULL);
 }
 
 static void settle_worker(const struct ctl *order, pid_t pid, int err, const int *fds, int nfds) {
     pid_t *worker = &workers[order->slot - TASKS];
     if (*worker == -(pid_t)order->order) *worker = pid > 0 && !(kill(pid, 0) && errno == ESRCH) ? pid : 0;
-    if (pid <= 0) refuse_worker(err, fds, nfds);
+    if (pid <= 0) refuse_worker(order->kind, err, fds, nfds);
 }
 
 /* The forker's answer; where it could not, it is done here. */
@@ -174,6 +186,7 @@ static bool add_root(const struct ctl *m, int *fds, int *nfds) {
     int copy = root < 0 || *nfds >= FD_ROLES ? -1 : lift_fd(root);
     if (copy >= 0) return fds[(*nfds)++] = copy, true;
     fault_root(&f);
+    if (m->kind == K_SUDO) return door_refuse(fds[0], f.err, f.stage), false;
     struct ctl refusal = {.command = C_SPAWNED, .no = m->no, .pid = -1, .err = f.err};
     memcpy(refusal.stage, f.stage, sizeof refusal.stage);
     tell(&refusal, NULL, 0);
@@ -185,8 +198,8 @@ static bool spawn(struct ctl *m, int *fds, int nfds) {
     bool file = m->kind != K_EXEC;
     struct task *t = file ? NULL : find(0);
     pid_t *worker = file ? find_worker(0) : NULL;
-    if ((!t && !worker) || nfds < (file ? 2 : FD_CARRY)) {
-        if (file) refuse_worker(EAGAIN, fds, nfds);
+    if ((!t && !worker) || nfds < (m->kind == K_SUDO ? 1 : file ? 2 : FD_CARRY)) {
+        if (file) refuse_worker(m->kind, EAGAIN, fds, nfds);
         else tell(&(struct ctl){.command = C_SPAWNED, .no = m->no, .pid = -1, .err = EAGAIN}, NULL, 0);
         return false;
     }
@@ -195,6 +208,8 @@ static bool spawn(struct ctl *m, int *fds, int nfds) {
     births[m->slot] = (struct birth){0};
     if (t) *t = (struct task){.no = m->no, .awaited = true};
     else *worker = -(pid_t)m->order;
+    if (t) box.open_files = m->port; /* for the sessions that it may ask for */
+    else visit_note((int)(worker - workers), m->kind == K_SUDO ? m->rss : 0);
     if (m->kind != K_SAVE && forker_order(m, fds, nfds)) return true; /* the forker stands still when a box is saved */
     pid_t pid = m->kind == K_SAVE ? 0 : spare_order(m, fds, nfds);
     init_born(m, &(struct ctl){.pid = pid, .err = pid > 0 ? 0 : EAGAIN}, fds, nfds);
@@ -224,6 +239,35 @@ static void go_on(void) {
     nheld = 0;
 }
 
+/* Not while the box stands still by our own signals: nobody is to be born then. */
+static int open_door(void) { return sweep_paused() || door_fd() < 0 || visits_full() ? -1 : door_fd(); }
+
+static void welcome(void) {
+    struct visitor v;
+    if (door_admit(&v)) return;
+    struct ctl m = {.kind = K_SUDO, .root = box.namespaces, .port = box.open_files, .rss = v.tag};
+    int fds[FD_ROLES] = {v.conn, v.uts}, nfds = v.uts < 0 ? 1 : 2;
+    if (begin(&m, fds, &nfds)) return;
+    for (int i = 0; i < nfds; i++) close(fds[i]);
+}
+
+static uint64_t whose_visit(const struct task *t) {
+    return box.namespaces ? tag_of_task(t) : t->pid > 0 ? (uint64_t)t->pid : (uint64_t)1 << 40 | t->no;
+}
+
+/* The keeper is told, so that no other exec gets this shepherd. */
+uint64_t init_exec_of(pid_t visitor) {
+    uint64_t whose = visit_whose(visitor);
+    if (whose && init_has_shepherd((pid_t)whose)) tell(&(struct ctl){.command = C_VISIT, .pid = (pid_t)whose}, NULL, 0);
+    return whose;
+}
+
+static void shepherd_gone(pid_t pid) {
+    struct task *t = tasks;
+    while (t < tasks + TASKS && !(t->no && t->pid == pid)) t++;
+    visits_pass_on((uint64_t)pid, t == tasks + TASKS ? UINT64_MAX : (uint64_t)1 << 40 | t->no);
+}
+
 /* It ended before its birth was reported. */
 static void recognise(pid_t pid) {
     for (int i = 0; i < TASKS; i++)
@@ -242,7 +286,7 @@ static void reap(void) {
         pid_t *worker = find_worker(pid);
         if (worker) *worker = 0;
         for (int i = 0; i < TASKS; i++)
-            if (shepherds[i] == pid) shepherds[i] = 0;
+            if (shepherds[i] == pid) shepherd_gone(pid), shepherds[i] = 0;
         forked_cpu_ms += cpu_ms(&u);
         for (struct task *t = tasks; t < tasks + TASKS; t++)
             if (t->alive && t->pid == pid) ended(t, status, &u);
@@ -257,6 +301,7 @@ static enum sweep kill_task(struct task *t) {
     if (t->awaited) return SWEEP_SOMEBODY;
     bool alive = t->alive && (!box.namespaces || !kill(t->pid, SIGKILL));
     enum sweep others = sweep_signal(tag_of_task(t), t->pid, SIGKILL);
+    if (visits_kill(whose_visit(t))) return SWEEP_SOMEBODY;
     return alive ? SWEEP_SOMEBODY : others;
 }
 
@@ -364,12 +409,13 @@ static void obey(struct ctl *m, int *fds, int nfds) {
 
 static void __attribute__((noreturn)) loop(void) {
     for (;;) {
-        struct pollfd p[3] = {{ctl, POLLIN, 0}, {signals, POLLIN, 0}, {forker_fd(), POLLIN, 0}};
         bool killing = continue_kills();
-        int ready = poll(p, 3, killing ? 1 : spare_wanted() ? SPARE_AFTER : -1);
+        struct pollfd p[4] = {{ctl, POLLIN, 0}, {signals, POLLIN, 0}, {forker_fd(), POLLIN, 0}, {open_door(), POLLIN, 0}};
+        int ready = poll(p, 4, killing ? 1 : spare_wanted() ? SPARE_AFTER : -1);
         if (ready < 0 && errno != EINTR) end_box();
         if (!ready && !killing) spare_start();
         if (p[2].revents & POLLIN) forker_hear();
+        if (p[3].revents & POLLIN) welcome();
         if (p[1].revents) {
             struct signalfd_siginfo s;
             (void)!read(signals, &s, sizeof s);
@@ -384,39 +430,12 @@ static void __attribute__((noreturn)) loop(void) {
     }
 }
 
-/* What is counted per user namespace, and so cannot be had by way of rlimits. Behind seccomp: no further namespaces;
- * UTS and cgroup ones are made per exec. In front of the user who runs a server without root: inotify. */
-static void limit_namespace(void) {
-    static const struct { const char *name, *value; } limits[] = {
-        {"max_inotify_instances", "32"}, {"max_inotify_watches", "16384"}, {"max_fanotify_groups", "0"},
-        {"max_user_namespaces", "0"}, {"max_pid_namespaces", "0"}, {"max_mnt_namespaces", "0"}, {"max_net_namespaces", "0"},
-        {"max_ipc_namespaces", "0"}, {"max_time_namespaces", "0"}};
-    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        char path[64];
-        snprintf(path, sizeof path, "sys/user/%s", limits[i].name);
-        cleanup_fd int fd = openat(sweep_proc(), path, O_WRONLY | O_CLOEXEC);
-        if (fd >= 0) (void)!write(fd, limits[i].value, strlen(limits[i].value)); /* a kernel without it has no such thing to limit */
-    }
-}
-
 bool init_await(enum ctl_command word, int *fds, int *nfds, struct fault *f) {
     struct ctl m = {0};
     int room = nfds ? *nfds : 0;
     while (m.command != word) {
         if (nfds) *nfds = room;
         if (recv_fds(ctl, &m, sizeof m, fds, nfds) != sizeof m) return fault_set(f, ECHILD, "the keeper ended during set-up");
-    }
-    return true;
-}
-
-/* The box's cgroups, for those who are to enter them. */
-static bool take_cgroups(struct fault *f) {
-    box.ncgroups = MAX_CGROUPS;
-    if (!init_await(C_CGROUPS, box.cgroup_fds, &box.ncgroups, f)) return false;
-    for (int i = 0; i < box.ncgroups; i++) { /* a program's descriptors are put in place before it enters */
-        int low = box.cgroup_fds[i];
-        box.cgroup_fds[i] = lift_fd(low);
-        close(low);
     }
     return true;
 }
@@ -469,6 +488,7 @@ void init_main(int ctl_fd) {
     drop_fd(&disk_fd);
     forker_start();
     if (box.namespaces) limit_namespace(); /* nothing runs before we listen */
+    door_open();
     if (box.container) make_shepherd(); /* the keeper counts on it */
     loop();
 }

@@ -350,6 +350,13 @@ void sweep_continue(void) {
     paused = false;
 }
 
+/* The nearest above a process, or itself, for which this is so; 0: nobody. */
+pid_t sweep_above(pid_t pid, bool is(pid_t)) {
+    struct seen p;
+    for (int steps = 0; pid > 1 && steps < 100000 && !is(pid); steps++) pid = read_stat(pid, &p) ? p.parent : 0;
+    return pid > 1 ? pid : 0;
+}
+
 /* As a subreaper we inherit every orphan: without a child of our own there is nobody left. */
 void sweep_descendants(void) {
     for (int pass = 0; pass < 5000; pass++) {

@@ -19,7 +19,22 @@ bool wants_root(const struct json *request) {
     return user && !strcmp(user, "root");
 }
 
-/* Nobody in the box may make one (init.c), for the moment that it takes but us. */
+/* What is counted per user namespace, and so cannot be had by way of rlimits. Behind seccomp: no further namespaces;
+ * UTS and cgroup ones are made per exec. In front of the user who runs a server without root: inotify. */
+void limit_namespace(void) {
+    static const struct { const char *name, *value; } limits[] = {
+        {"max_inotify_instances", "32"}, {"max_inotify_watches", "16384"}, {"max_fanotify_groups", "0"},
+        {"max_user_namespaces", "0"}, {"max_pid_namespaces", "0"}, {"max_mnt_namespaces", "0"}, {"max_net_namespaces", "0"},
+        {"max_ipc_namespaces", "0"}, {"max_time_namespaces", "0"}};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "sys/user/%s", limits[i].name);
+        cleanup_fd int fd = openat(sweep_proc(), path, O_WRONLY | O_CLOEXEC);
+        if (fd >= 0) (void)!write(fd, limits[i].value, strlen(limits[i].value)); /* a kernel without it has no such thing to limit */
+    }
+}
+
+/* Nobody in the box may make one (see above), for the moment that it takes but us. */
 static void permit(const char *count) {
     cleanup_fd int fd = box.namespaces && sweep_proc() >= 0 ? openat(sweep_proc(), "sys/user/max_user_namespaces", O_WRONLY | O_CLOEXEC) : -1;
     if (fd >= 0) (void)!write(fd, count, strlen(count));

@@ -116,6 +116,7 @@ class Template:
     needs: tuple[str, ...] = ()  # programs that must exist inside, e.g. ("python3",)
     shell: tuple[str, ...] = ("/bin/bash", "-l")
     user: User = field(default_factory=User)
+    sudo: bool = False  # programs may ask for others that are root in the sandbox
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = "none"

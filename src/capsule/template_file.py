@@ -99,6 +99,7 @@ def as_mapping(template: Template) -> dict[str, Any]:
         "languages": languages,
         "shell": list(template.shell),
         **({"user": user} if template.user != User() else {}),
+        **({"sudo": True} if template.sudo else {}),
         "limits": limits,
         "env": dict(template.env),
         "network": template.network,
@@ -170,10 +171,7 @@ class Document:
 
     @property
     def override(self) -> bool:
-        value = self.content.get("override", False)
-        if not isinstance(value, bool):
-            self.wrong("override", value, "is not true or false")
-        return value
+        return self._flag("override")
 
     def template(self) -> Template:
         known = [*(f.name for f in fields(Template)), "override"]
@@ -192,6 +190,7 @@ class Document:
             needs=self._strings("needs", ()),
             shell=self._strings("shell", default.shell, least=1),
             user=self._user(default.user),
+            sudo=self._flag("sudo"),
             limits=self._limits(default.limits),
             env=self._env(),
             network=self._choice("network", default.network, NETWORKS),
@@ -288,6 +287,12 @@ class Document:
     def _mapping(self, field: str, value: object) -> Mapping[Any, Any]:
         if not isinstance(value, dict):
             self.wrong(field, value, "is not a mapping")
+        return value
+
+    def _flag(self, field: str) -> bool:
+        value = self.content.get(field, False)
+        if not isinstance(value, bool):
+            self.wrong(field, value, "is not true or false")
         return value
 
     def _string(self, field: str, default: str) -> str:

@@ -25,7 +25,7 @@ from capsule.providers.contract import Box, Provider
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
 
-TEMPLATE = Template("escape", needs=("python3",))
+TEMPLATE = Template("escape", needs=("python3",), sudo=True)
 TIDY = "exec rm -rf " + " ".join(
     f"{place}/{names}"
     for place in ("/workspace", "/tmp", "/var/tmp", "/dev/shm")

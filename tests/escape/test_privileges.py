@@ -216,10 +216,11 @@ escaped("raised")
     ),
     Attempt(
         "switch-user-programs",
-        "become somebody else by su and sudo with an empty password",
+        "become somebody else by set-uid programs, su and sudo, with an empty password",
         """
         import shlex
-        lines = ("su -c id\\ -u", "sudo -n id -u", "setpriv --reuid=0 id -u", "unshare -r id -u")
+        lines = ("su -c id\\ -u", "/usr/bin/sudo -n id -u", "setpriv --reuid=0 id -u",
+                 "unshare -r id -u")
         for line in lines:
             argv = shlex.split(line)
             try:

@@ -32,9 +32,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
-async def known(tmp_path: Path, looks: Counter[str]) -> Roots:
+async def known(tmp_path: Path, looks: Counter[str], agent_binary: Path) -> Roots:
     """One that has made the host's root, and has looked a moment ago."""
-    made = Roots(tmp_path, Isolation.NAMESPACES, overlay=False)
+    made = Roots(tmp_path, Isolation.NAMESPACES, overlay=False, agent=agent_binary)
     assert await made.get(SHELL) is not None
     looks.clear()
     return made

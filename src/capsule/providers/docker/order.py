@@ -53,6 +53,11 @@ class Order:
     layers: Sequence[Path]
     over_layers: bool  # its disk lies over them; else it is filled from them
 
+    @property
+    def sudo(self) -> bool:
+        """Whether it gets ours: one more mount, from this host."""
+        return self.spec.template.sudo and self.way == "socket"
+
 
 def runtime_for(spec: SandboxSpec, facts: Facts, settings: DockerSettings) -> Runtime:
     template = spec.template

@@ -64,6 +64,7 @@ class Parts:
     shared: Sequence[Mapping[str, Any]] = ()  # mounts of volumes that outlive it
     user: User = field(default_factory=User)
     podman: bool = False
+    sudo: bool = False
 
 
 def container(parts: Parts, found: Facts) -> dict[str, Any]:
@@ -214,6 +215,7 @@ def box(parts: Parts) -> dict[str, Any]:
         ],
         "home": parts.user.home,
         **({"no_root": hardening.NO_ROOT} if parts.runtime.gvisor else {}),
+        **({"sudo": True} if parts.sudo else {}),
         **({"layers": True} if parts.over_layers else {}),
         "volumes": [{"to": str(each["Target"]).removeprefix("/")} for each in parts.shared],
     }

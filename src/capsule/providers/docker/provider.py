@@ -80,6 +80,7 @@ class DockerProvider(Provider):
         self.settings = settings
         self._folders = Folders(settings.run_dir / "docker")
         self._agent = settings.data_dir / "docker-agent"
+        self._sudo = settings.data_dir / "docker-sudo"
         stages = settings.run_dir / "docker-disks"
         self._disks = Disks(settings.agent, settings.data_dir, stages)
         self._engine: Engine | None = None
@@ -403,6 +404,7 @@ class DockerProvider(Provider):
             over_layers=order.over_layers,
             user=order.spec.template.user,
             podman=host.facts.kind == "Podman",
+            sudo=order.sudo,
             shared=await host.volumes.mounts(
                 order.spec.volumes, order.image.name, gvisor=order.runtime.gvisor
             ),
@@ -412,7 +414,8 @@ class DockerProvider(Provider):
     async def _mounted(self, host: Host, order: Order) -> plan.Mounted:
         if order.way == "engine":
             return transport.by_engine(await host.volume.name(order.image.name))
-        return transport.by_socket(self._folders.path(order.id), self._agent)
+        sudo = self._sudo if order.sudo else None
+        return transport.by_socket(self._folders.path(order.id), self._agent, sudo)
 
     async def _start_relay(self, sandbox_id: str) -> ByteStream:
         engine = await self._reach()
@@ -445,6 +448,7 @@ class DockerProvider(Provider):
         self.settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._layers.prepare()
         transport.copy_agent(self.settings.agent, self._agent)
+        transport.copy_agent(self.settings.agent, self._sudo, transport.SUDO_MODE)
         return owner_of(self.settings.data_dir, self.settings.run_dir, "docker-id")
 
 

@@ -28,6 +28,8 @@ from capsule.providers.docker.probe import Facts, Runtime
 INSIDE = "/.capsule"
 AGENT_INSIDE = f"{agent_volume.FOLDER}/{agent_volume.FILE}"
 RELAY = [AGENT_INSIDE, "relay", f"{INSIDE}/agent.sock"]
+SUDO = "/usr/local/bin/sudo"  # in every path, and before one of the image's own
+SUDO_MODE = 0o755
 SOCKET = "agent.sock"
 ERROR = "error"
 
@@ -95,25 +97,30 @@ def _remove(path: Path) -> None:
         raise host_error("the box's folder cannot be removed", exc) from exc
 
 
-def copy_agent(agent: Path, copy: Path) -> None:
+def copy_agent(agent: Path, copy: Path, mode: int = agent_volume.MODE) -> None:
     """A copy that its owner alone, root of the containers, may read and start. Blocks.
 
     To the file API and to a new exec, `/proc/self/exe` is the agent: programs have no use for it.
+    The one that is their `sudo` is another file.
     """
     binary = agent.read_bytes()
     with contextlib.suppress(FileNotFoundError):
-        if copy.stat().st_mode & 0o777 == agent_volume.MODE and copy.read_bytes() == binary:
+        if copy.stat().st_mode & 0o777 == mode and copy.read_bytes() == binary:
             return
     draft = copy.with_name(f".{copy.name}-{secrets.token_hex(4)}")
     draft.touch(mode=0o700)
     draft.write_bytes(binary)
-    draft.chmod(agent_volume.MODE)
+    draft.chmod(mode)
     draft.replace(copy)  # boxes that run the old one keep it
 
 
-def by_socket(folder: Path, agent: Path) -> Mounted:
+def by_socket(folder: Path, agent: Path, sudo: Path | None = None) -> Mounted:
     return Mounted(
-        mounts=[bind(str(folder), INSIDE), bind(str(agent), f"{INSIDE}/agent", read_only=True)]
+        mounts=[
+            bind(str(folder), INSIDE),
+            bind(str(agent), f"{INSIDE}/agent", read_only=True),
+            *([bind(str(sudo), SUDO, read_only=True)] if sudo else []),
+        ]
     )
 
 

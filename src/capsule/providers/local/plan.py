@@ -98,6 +98,7 @@ class Parts:
     volumes_folder: Path | None = None  # that they are below
     adjustable: bool = False
     user: User = field(default_factory=User)
+    sudo: bool = False
 
 
 def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
@@ -129,6 +130,8 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         plan["open_files"] = plan["rlimits"].pop("nofile")
     if namespaces:
         plan |= {"stage": str(parts.stage), "mounts": mounts(parts, facts)}
+        if parts.sudo:
+            plan["sudo"] = True
         if parts.layers:
             plan["layers"] = [str(layer) for layer in parts.layers]
         if parts.volumes:

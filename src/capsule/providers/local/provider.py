@@ -355,6 +355,7 @@ class LocalProvider(Provider):
             volumes_folder=engine.volumes.folder,
             adjustable=adjustable,
             user=spec.template.user,
+            sudo=spec.template.sudo,
         )
 
     async def _request(self, engine: Engine, parts: plan.Parts) -> dict[str, Any]:
@@ -414,7 +415,9 @@ class Engine:
         self.level = level
         self.cores = Cores(facts.cpus)
         self.disks = Disks(settings.data_dir, backing, facts.mkfs)
-        self.roots = Roots(settings.data_dir, level, overlay=facts.can("overlay"))
+        self.roots = Roots(
+            settings.data_dir, level, overlay=facts.can("overlay"), agent=settings.agent
+        )
         self.unenforced = tuple(probe.unenforced(facts, level, backing))
         self.features = probe.features(facts, level, backing)
         # Of the uids that programs have inside; where a box has one uid, that is ours.

@@ -15,18 +15,19 @@ LOOK = 1.0  # seconds for which the host is believed to be as it was
 
 
 class Roots:
-    def __init__(self, data_dir: Path, level: Isolation, *, overlay: bool) -> None:
+    def __init__(self, data_dir: Path, level: Isolation, *, overlay: bool, agent: Path) -> None:
         self._parent = data_dir / "roots"
         self._images = data_dir / "images"
         self._level = level
         self._overlay = overlay
+        self._agent = agent  # which is `sudo`, by that name
         self._hosts: dict[User, Root] = {}
         self._plain: skeleton.Made | None = None
         self._copied: tuple[str, ...] = ()
         self._signature: tuple[object, ...] = ()
         self._looked = -LOOK
         self._found: set[tuple[tuple[str, ...], str | None]] = set()  # needs, and on which PATH
-        self._layered: dict[tuple[User, tuple[Path, ...]], Root] = {}
+        self._layered: dict[tuple[User, bool, tuple[Path, ...]], Root] = {}
 
     async def get(self, template: Template) -> Root | None:
         """None at the landlock level. Raises NotFoundError for a missing image or program."""
@@ -71,7 +72,7 @@ class Roots:
         # Stamped first: a change while the files are copied is seen the next time.
         self._copied = skeleton.copied_paths()
         self._signature = skeleton.signature(self._copied)
-        tree = skeleton.host_tree()
+        tree = skeleton.host_tree(sudo=self._agent.read_bytes())
         return skeleton.Made(tree, skeleton.prepare(tree, self._parent, "host"))
 
     def _prepare_for(self, user: User, plain: skeleton.Made) -> Root:
@@ -102,9 +103,10 @@ class Roots:
         """In a thread: an image may have been imported again since the last time."""
         layers = self._find_layers(template, kind, name)
         programs.require(template, programs.missing_in_layers(template, layers), "in its image")
-        known = template.user, layers
+        known = template.user, template.sudo, layers
         if known not in self._layered:
-            tree = skeleton.image_tree(layers, template.user)
+            sudo = self._agent.read_bytes() if template.sudo else b""
+            tree = skeleton.image_tree(layers, template.user, sudo=sudo)
             top = skeleton.prepare(tree, self._parent, "image")
             self._layered[known] = Root((top, *layers))
         return self._layered[known]

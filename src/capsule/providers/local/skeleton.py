@@ -17,7 +17,6 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +33,9 @@ MAX_COPIED_ENTRIES = 5000
 
 # Where a merged /usr has symlinks and others have directories of their own.
 SYSTEM_DIRS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+SUDO = "opt/capsule/bin/sudo"  # the agent knows it by this path
+USUAL = "usr/local/bin"  # in every path, and before an image's own programs
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
@@ -239,8 +241,12 @@ def mount_points(tree: Tree, user: User) -> None:
         tree.link(f"dev/{name}", target)
 
 
-def host_tree(host: Path = Path("/")) -> Tree:
-    """The skeleton for boxes that see the host's own /usr, and whose user has no other name."""
+def host_tree(host: Path = Path("/"), *, sudo: bytes = b"") -> Tree:
+    """The skeleton for boxes that see the host's own /usr, and whose user has no other name.
+
+    `sudo` is the agent's binary, for templates whose path begins where it is: the host's own has
+    no use in a sandbox.
+    """
     tree = Tree()
     for name in ("home", "opt", "srv", "usr", "var/cache", "var/lib", "var/log"):
         tree.dir(name)
@@ -256,15 +262,11 @@ def host_tree(host: Path = Path("/")) -> Tree:
     for name, text in ETC_TEXTS.items():
         tree.file(f"etc/{name}", text)
     tree.link("etc/mtab", "../proc/self/mounts")
-    tree.file("opt/capsule/bin/sudo", _sudo(), 0o755)
+    if sudo:
+        tree.file(SUDO, sudo, 0o755)
     if python := _python_of(host):
         tree.link("opt/capsule/bin/python", python)
     return for_user(tree, _NOBODY_ELSE)
-
-
-def _sudo() -> bytes:
-    """For templates whose path begins there: the host's own has no use in a sandbox."""
-    return (resources.files("capsule") / "templates/base/sudo").read_bytes()
 
 
 def _python_of(host: Path) -> str | None:
@@ -331,15 +333,25 @@ def _copy(tree: Tree, host: Path, path: str) -> None:
         return
 
 
-def image_tree(layers: Sequence[Path], user: User = _NOBODY_ELSE) -> Tree:
+def image_tree(layers: Sequence[Path], user: User = _NOBODY_ELSE, *, sudo: bytes = b"") -> Tree:
     """What is laid over a template's own root: mount points, and files that must be ours."""
     tree = Tree()
     mount_points(tree, user)
+    if sudo:
+        tree.file(SUDO, sudo, 0o755)
+    if sudo and _are_plain_folders(layers, USUAL):
+        tree.link(f"{USUAL}/sudo", f"/{SUDO}")
     for name in ("hosts", "hostname", "resolv.conf"):
         tree.file(f"etc/{name}", ETC_TEXTS[name])
     for name, ours in (("passwd", PASSWD), ("group", GROUP)):
         tree.file(f"etc/{name}", _with_user(_read_plain(layers, f"etc/{name}"), ours, user))
     return tree
+
+
+def _are_plain_folders(layers: Sequence[Path], path: str) -> bool:
+    """What is laid over a link would hide all that it leads to."""
+    steps = [path, *map(str, Path(path).parents)]
+    return not any((layer / step).is_symlink() for layer in layers for step in steps)
 
 
 def _with_user(own: bytes, ours: str, user: User) -> bytes:

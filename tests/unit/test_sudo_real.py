@@ -1,0 +1,229 @@
+"""`sudo` in real sandboxes: what it runs, when that ends, and who asks too much of it."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+
+import pytest
+
+from capsule.service import CreateRequest, ExecCall
+from tests.support import eventually
+from tests.unit.test_service_real import folder
+from tests.unit.test_users_real import Sandbox, base
+
+__all__ = ["base", "folder"]
+
+pytestmark = pytest.mark.real
+
+
+async def test_the_usual_options(base: Sandbox) -> None:
+    said = await base.sh(
+        "sudo -n -E id -u; sudo -u root -i pwd; sudo A=1 sh -c 'echo $A'; sudo -nH -u '#0' whoami;"
+        " sudo --user=root --chdir=/tmp -- pwd; sudo -s echo 'a  b'; sudo -u '#1000' id -u;"
+        " cd /var; sudo pwd; sudo -v; sudo -l | tail -1"
+    )
+    assert said.split() == ["0", "/root", "1", "root", "/tmp", "a", "b", "1000", "/var",
+                            "(root)", "NOPASSWD:", "ALL"]  # fmt: skip
+    assert "a  b" in said
+
+
+async def test_root_needs_nobody_for_it(base: Sandbox) -> None:
+    script = "sudo -n -E id -u; sudo -u root -i pwd; sudo A=1 sh -c 'echo $A'"
+    assert (await base.sh(script, user="root")).split() == ["0", "/root", "1"]
+
+
+async def test_the_environment_is_roots(base: Sandbox) -> None:
+    env = {
+        "SECRET": "1",
+        "LC_TIME": "C",
+        "PATH": "/tmp:/opt/capsule/bin:/usr/local/bin:/usr/bin:/bin",
+    }
+    script = "sudo env > /tmp/plain; sudo -E env > /tmp/kept; sudo --preserve-env=SECRET env"
+    named = await base.sh(script, env=env)
+    plain, kept = await base.sh("cat /tmp/plain"), await base.sh("cat /tmp/kept")
+    for line in ("HOME=/root", "USER=root", "LOGNAME=root", "SUDO_UID=1000", "SUDO_GID=1000"):
+        assert f"{line}\n" in plain
+    assert "LC_TIME=C" in plain and "SECRET" not in plain and "/tmp:" not in plain
+    assert "SUDO_COMMAND=/usr/bin/env\n" in plain
+    assert "SECRET=1" in kept and "HOME=/home/user" in kept and "SECRET=1" in named
+
+
+ENDS = {
+    "sudo sh -c 'exit 3'": (3, ""),
+    "sudo sh -c 'kill -TERM $$'": (143, ""),
+    "sudo": (1, "what is to be run"),
+    "sudo nothing-like-it": (1, "sudo: nothing-like-it: command not found"),
+    "sudo /etc/passwd": (1, "unable to execute /etc/passwd: Permission denied"),
+    "sudo -u nobody id": (1, "nobody in this sandbox to become but root"),
+    "sudo -u stranger id": (1, "unknown user stranger"),
+    "sudo -Z id": (1, "-Z: no such option here"),
+    "sudo -D /nowhere id": (1, "No such file or directory"),
+}
+
+
+async def test_how_it_ends(base: Sandbox) -> None:
+    for command, (code, said) in ENDS.items():
+        done = await base.service.exec(base.id, ExecCall(("bash", "-lc", f"{command}; exit $?")))
+        assert (done.exit.exit_code, done.stdout) == (code, b""), command
+        assert said in done.stderr.decode()
+
+
+async def test_input_output_and_errors_are_the_callers(base: Sandbox) -> None:
+    assert await base.sh("printf 'a\\nb\\n' | sudo sort -r | sudo tee /root/sorted") == "b\na\n"
+    assert await base.sh("sudo sh -c 'echo no >&2; echo yes' 2>/dev/null") == "yes\n"
+    assert await base.sh("sudo cat < /root/sorted; sudo true <&- >&- 2>&-") == "b\na\n"
+    large = await base.sh("head -c 3000000 /dev/zero | sudo cat | wc -c")
+    assert large == "3000000\n"
+
+
+async def test_signals_are_passed_on(base: Sandbox) -> None:
+    script = """
+        sudo sh -c 'trap "echo told; exit 9" USR1; echo up > /tmp/up; while :; do sleep .05; done' &
+        until [ -s /tmp/up ]; do sleep .02; done
+        kill -USR1 $!
+        wait $!; echo $?
+    """
+    assert await base.sh(textwrap.dedent(script)) == "told\n9\n"
+
+
+ESCAPE = """
+import os, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+open("/tmp/marks", "a").write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+
+
+async def alive(base: Sandbox, script: str) -> bool:
+    count = f"ps -eo args= | grep -c '[s]leep {script}'; true"
+    return (await base.sh(count, user="root")).strip() != "0"
+
+
+async def test_a_timeout_ends_all_that_was_started(base: Sandbox) -> None:
+    await base.service.files(base.id).write("/tmp/escape.py", ESCAPE.encode())
+    script = "sudo python3 /tmp/escape.py; sudo sleep 7654 & sleep 1; cat /tmp/marks; wait"
+    done = await base.service.exec(base.id, ExecCall(("bash", "-lc", script), timeout=2))
+    assert done.exit.reason == "timed_out"
+    daemon = int(done.stdout)
+
+    async def is_over() -> bool:
+        gone = f"kill -0 {daemon} 2>/dev/null && echo there; true"
+        return not await alive(base, "7654") and not await base.sh(gone, user="root")
+
+    if base.confined:
+        assert await is_over()  # with the exec itself
+    else:
+        await base.sh(f"kill -9 {daemon}; true", user="root")
+        await eventually(is_over, what="its end")
+
+
+async def test_it_ends_when_its_caller_is_killed(base: Sandbox) -> None:
+    script = """
+        sudo sh -c 'echo up > /tmp/up; exec sleep 8765' &
+        until [ -s /tmp/up ]; do sleep .02; done
+        kill -9 $!
+        wait $!; echo $?
+    """
+    assert await base.sh(textwrap.dedent(script)) == "137\n"
+
+    async def is_over() -> bool:
+        return not await alive(base, "8765")
+
+    await eventually(is_over, what="its end")
+
+
+async def test_what_it_leaves_in_the_background_stays(base: Sandbox) -> None:
+    await base.sh("sudo sh -c 'sleep 5432 >/dev/null 2>&1 &'")
+    assert await alive(base, "5432")
+
+
+async def test_many_at_once(base: Sandbox) -> None:
+    script = "for i in $(seq 60); do sudo echo $i & done; wait"
+    assert sorted(map(int, (await base.sh(script)).split())) == list(range(1, 61))
+
+
+HOSTILE = """
+import array, os, socket, struct, subprocess, sys
+
+def door(path=sys.argv[1]):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(path.replace("@", "\\0"))
+    return sock
+
+def send(sock, data, fds=()):
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    try:
+        sock.sendmsg([data], rights)
+        return sock.recv(4096)
+    except OSError:
+        return b""
+
+null = os.open("/dev/null", os.O_RDWR)
+head = struct.Struct("IIII")
+for data in (b"", b"x", b"x" * 100_000, bytes(1000), b"\\xff" * 168, head.pack(2**32 - 1, 1, 1, 0)):
+    for fds in ((), (null,), (null,) * 5, (null,) * 8):
+        with door() as sock:
+            answer = send(sock, data.ljust(168, b"\\0") if len(data) == 16 else data, fds)
+            assert b"cannot be read" in answer or not answer, answer
+kept = []
+for _ in range(90):  # who says nothing holds no more than his own place
+    sock = door()
+    sock.setblocking(False)
+    kept.append(sock)
+    if len(kept) == 31: break
+print(subprocess.run(["sudo", "id", "-u"], capture_output=True, text=True).stdout.strip())
+for sock in kept: sock.close()
+for _ in range(500):
+    door().close()
+try:
+    thief = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    thief.bind(sys.argv[1].replace("@", "\\0"))
+    print("stolen")
+except OSError:
+    print("not stolen")
+print(subprocess.run(["sudo", "id", "-u"], capture_output=True, text=True).stdout.strip())
+print(subprocess.run(["sudo", "sh", "-c", "echo $#", *["y" * 100_000] * 17], stdout=1).returncode)
+"""
+
+
+async def test_whoever_asks_nonsense_is_told_so(base: Sandbox) -> None:
+    await base.service.files(base.id).write("/tmp/hostile.py", HOSTILE.encode())
+    door = "@capsule-sudo" if base.confined else "/dev/capsule-sudo"
+    said = (await base.sh(f"python3 /tmp/hostile.py {door}")).splitlines()
+    assert said == ["0", "not stolen", "0", "16", "0"]
+
+
+async def test_without_a_process_left_it_says_so(base: Sandbox) -> None:
+    made = await base.service.create(CreateRequest(template="base", limits={"processes": 16}))
+    small = Sandbox(base.service, made.id)
+    call = ExecCall(
+        ("bash", "-lc", "for i in $(seq 11); do sleep 9 & done; sudo id -u; exit $?"), timeout=8
+    )
+    done = await base.service.exec(small.id, call)
+    assert (done.exit.exit_code, done.stdout) in ((0, b"0\n"), (1, b""))
+    assert done.exit.exit_code == 0 or b"sudo: " in done.stderr
+
+
+async def test_it_stands_still_with_the_box(base: Sandbox) -> None:
+    script = "for i in $(seq 10); do sudo echo $i; touch /tmp/begun; done"
+    running = asyncio.create_task(base.sh(script))
+
+    async def has_begun() -> bool:
+        return bool(await base.sh("ls /tmp/begun 2>/dev/null; true"))
+
+    await eventually(has_begun, what="the first")
+    for _ in range(3):
+        await base.service.pause(base.id)
+        await base.service.resume(base.id)
+    assert (await running).split() == [str(i) for i in range(1, 11)]
+
+
+async def test_a_template_without_it_says_so(base: Sandbox) -> None:
+    made = await base.service.create(CreateRequest(template="python"))
+    call = ExecCall(("/opt/capsule/bin/sudo", "id"))
+    done = await base.service.exec(made.id, call)
+    assert done.exit.exit_code == 1
+    assert b"`sudo: true`" in done.stderr and b'user="root"' in done.stderr
