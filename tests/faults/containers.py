@@ -96,7 +96,8 @@ class DockerMachine(Machine):
         ids = {each["Id"]: each["Labels"]["capsule.id"] for each in listed}
         inside = frozenset(pid for pid in processes() if self._runs(pid))
         serving = self.pid if self.code() is None else None
-        local = look(self.base, server=serving, ignored=self.not_ours() | inside)
+        ignored = self.not_ours() | inside
+        local = look(self.base, server=serving, ignored=ignored, since=self.since)
         ours = docker_rows(self.base)
         seen = Containers(rows=local.rows, transport=self.transport, local=local)
         local.rows = {id: state for id, state in local.rows.items() if id not in ours}

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ class Process(NamedTuple):
     parent: int
     state: str
     name: str
+    began: float  # seconds since the machine did
 
     def __str__(self) -> str:
         return f"{self.name}[{self.pid}] {self.state}, child of {self.parent}"
@@ -75,8 +77,16 @@ def differing(what: str, found: set[str], wanted: set[str]) -> list[str]:
     ]
 
 
-def look(base: Path, *, server: int | None, ignored: frozenset[int] = frozenset()) -> Footprint:
-    """`ignored` are processes of the tests themselves."""
+def look(
+    base: Path,
+    *,
+    server: int | None,
+    ignored: frozenset[int] = frozenset(),
+    since: float = 0.0,
+) -> Footprint:
+    """`ignored` are processes of the tests themselves. What began before `since` is not ours
+    either: others may have thousands of files open.
+    """
     seen = Footprint(rows=rows_of(base), boxes=boxes_of(base), views=views_of(base))
     seen.folders = set(names_in(base / "run/boxes"))
     suffix = f"-{instance(base)}"
@@ -88,7 +98,7 @@ def look(base: Path, *, server: int | None, ignored: frozenset[int] = frozenset(
     seen.loops = list(loops_of(base))
     here = Path("/proc/self/mountinfo").read_text().splitlines()
     seen.mounts = [point for line in here if (point := line.split()[4]).startswith(f"{base}/run/")]
-    sort_processes(seen, base, sockets, server, ignored)
+    sort_processes(seen, base, sockets, server, ignored, since)
     return seen
 
 
@@ -144,10 +154,11 @@ def cgroups_of(base: Path) -> Iterator[tuple[str, set[str]]]:
 
 
 def loops_of(base: Path) -> Iterator[str]:
-    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with suppress(OSError):
-            if file.read_text().startswith(f"{base}/data/"):
-                yield file.parent.parent.name
+    for name in os.listdir("/sys/block"):  # of which there may be a thousand, mostly unused
+        if name.startswith("loop"):
+            with suppress(OSError), open(f"/sys/block/{name}/loop/backing_file") as file:
+                if file.read().startswith(f"{base}/data/"):
+                    yield name
 
 
 def processes() -> dict[int, Process]:
@@ -155,9 +166,16 @@ def processes() -> dict[int, Process]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError, IndexError):
             head, _, rest = Path(f"/proc/{name}/stat").read_text().rpartition(")")
-            state, parent = rest.split()[:2]
-            found[int(name)] = Process(int(name), int(parent), state, head.partition("(")[2])
+            words = rest.split()
+            began = int(words[19]) / os.sysconf("SC_CLK_TCK")
+            named = head.partition("(")[2]
+            found[int(name)] = Process(int(name), int(words[1]), words[0], named, began)
     return found
+
+
+def now() -> float:
+    """As `Process.began` tells it, and a little earlier."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - 1.0
 
 
 def sort_processes(
@@ -166,6 +184,7 @@ def sort_processes(
     sockets: dict[str, str],
     server: int | None,
     ignored: frozenset[int],
+    since: float,
 ) -> None:
     running = processes()
     # Keepers cannot be looked into, except by root; what a box's record says must do.
@@ -173,6 +192,8 @@ def sort_processes(
     ours: list[Process] = []
     for process in running.values():
         if process.pid in ignored or process.pid == server or process.parent == 2:
+            continue
+        if process.began < since:
             continue
         held = links(process.pid)
         listening = [sockets[inode] for link in held if (inode := link[8:-1]) in sockets]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.faults.calls import attempt, create, delete, execute, finished, start, state
-from tests.faults.footprint import processes
+from tests.faults.footprint import names_in, processes
 from tests.faults.machine import Machine, checked, machine, running
 from tests.support import eventually
 from tests.support.nursery import Nursery
@@ -154,7 +154,7 @@ async def test_a_launcher_killed_during_creates_leaves_nothing(own_nursery: Nurs
                 asyncio.create_task(http.post("/v1/sandboxes", json={"template": "bash"}))
                 for _ in range(8)
             ]
-            await eventually(lambda: host.footprint().folders, what="launches have begun")
+            await eventually(lambda: names_in(host.base / "run/boxes"), what="launches have begun")
             for launcher in launchers(host):
                 os.kill(launcher, signal.SIGKILL)
             answers = await asyncio.gather(*calls)

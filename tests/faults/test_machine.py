@@ -50,7 +50,8 @@ async def test_what_has_no_keeper_is_a_stray(own_nursery: Nursery, as_root: None
         assert machine.footprint().strays == []
         ignored = frozenset({machine.pid, *machine.not_ours()})
         alone = Footprint()
-        sort_processes(alone, machine.base, {}, None, ignored)  # as if nobody listened
+        nobody: dict[str, str] = {}  # listens
+        sort_processes(alone, machine.base, nobody, None, ignored, machine.since)
         names = [process.name for process in alone.strays]
         assert "sleep" in names
         assert names.count("capsule-agent") >= 3  # launcher, keeper, pid 1

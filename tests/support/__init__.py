@@ -38,6 +38,12 @@ def free_port() -> int:
         return port
 
 
+def listens(port: int) -> bool:
+    """Whether somebody does, at this port of loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_for(condition: Callable[[], T], *, what: str, within: float = 10.0) -> T:
     """Poll until `condition` returns something true, and return that."""
     deadline = time.monotonic() + within

@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PRELOADED = (
+    "anyio._backends._asyncio",
     "capsule.app",
     "capsule.cli.app",
+    "capsule.cli.completion",
     "capsule.cli.cp",
     "capsule.cli.doctor",
     "capsule.cli.main",
@@ -37,7 +39,11 @@ PRELOADED = (
     "capsule.cli.templates",
     "capsule.providers.docker.build",
     "capsule.providers.local.build",
+    "encodings.idna",
+    "jsonschema",
+    "pydantic.v1",
     "typer.main",
+    "uvicorn.lifespan.off",
 )
 CLOUDS = "capsule.providers.e2b.build"  # with an SDK that takes as long again
 

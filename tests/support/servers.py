@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import clean_env, free_port
+from tests.support import clean_env, free_port, listens
 from tests.support.folders import server_folder, share_roots
 from tests.support.nursery import OWN, Born, ServerProcess
 
@@ -76,14 +76,17 @@ def real_server(begin: Begin = forked, /, **settings: str) -> Iterator[RealServe
 def _wait_until_it_answers(server: RealServer, within: float = 40.0) -> None:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        if server.process.poll() is not None:
-            break
+        if not listens(server.port):
+            if server.process.poll() is not None:
+                break
+            time.sleep(0.01)
+            continue
         try:
             with urllib.request.urlopen(f"{server.url}/health", timeout=2) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):
-            time.sleep(0.02)
+            time.sleep(0.01)
     pytest.fail(f"the server does not answer:\n{(server.base / 'log').read_text()}")
 
 
