@@ -88,4 +88,4 @@ async def shut_down(agent: Ahead) -> None:
 
 
 def way_to(directory: Path) -> Ahead:
-    return Ahead(str(directory / records.SOCKET))
+    return Ahead(f"{directory}/{records.SOCKET}")

@@ -61,7 +61,7 @@ class Cgroups:
         settings = _settings_v2 if self.version == 2 else _settings_v1
         by_dir: dict[str, list[list[str]]] = {}
         for controller, base in self.bases.items():
-            rows = by_dir.setdefault(str(base / box), [])
+            rows = by_dir.setdefault(f"{base}/{box}", [])
             rows += (
                 [name, value]
                 for name, value in settings(controller, limits, memory)

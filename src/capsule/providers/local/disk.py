@@ -77,20 +77,20 @@ class Disks:
         match self.backing:
             case "loop":
                 image = await self._image(limits)
-                return {"kind": "loop", "template": str(image), "dir": str(self._images)}
+                return {"kind": "loop", "template": image, "dir": str(self._images)}
             case "tmpfs":
                 inodes = limits.inodes + len(DIRS) + 1
                 return {"kind": "tmpfs", "size": limits.disk, "inodes": inodes}
         return {"kind": "dir", "path": str(self._boxes / box)}
 
-    async def _image(self, limits: Limits) -> Path:
+    async def _image(self, limits: Limits) -> str:
         size, inodes = image_size(limits)
-        path = self._images / f"{size}-{inodes}.img"
+        path = f"{self._images}/{size}-{inodes}.img"
         if _touch(path):
             return path
         async with self._making:
             if not _touch(path):
-                await asyncio.to_thread(self._make, path, size, inodes)
+                await asyncio.to_thread(self._make, Path(path), size, inodes)
         return path
 
     def _make(self, path: Path, size: int, inodes: int) -> None:
@@ -120,7 +120,7 @@ def image_size(limits: Limits) -> tuple[int, int]:
     return size, min(limits.inodes + RESERVED_INODES, size // 1024)
 
 
-def _touch(path: Path) -> bool:
+def _touch(path: str) -> bool:
     try:
         os.utime(path)
     except FileNotFoundError:
