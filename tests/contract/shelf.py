@@ -8,13 +8,18 @@ is one that a test destroyed; the next test gets a new one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
 
 from capsule.errors import CapsuleError
 from capsule.model import Template
 from capsule.providers.contract import Box, Provider
-from capsule.testing.harness import Launcher, Subject, owned
+from capsule.testing.harness import Launcher, NewProvider, Subject, opened, owned
 
 WRITABLE = "/workspace /tmp /var/tmp /dev/shm"
 # `kill -1` is everybody of this user but the shell itself; where nobody is left, it says so.
@@ -22,6 +27,24 @@ OURS = "-not -path '*/.capsule*'"  # the agent, where it has no other place
 ALL = f"{WRITABLE} -mindepth 1 {OURS}"
 TIDY = f"kill -9 -1 2>/dev/null; find {ALL} -delete && find {ALL}"
 TIDY_WITHIN = 5.0
+
+
+@pytest_asyncio.fixture(name="provider", loop_scope="session")
+async def provider_of_ones_own(new_provider: NewProvider) -> AsyncIterator[Provider]:
+    async with opened(new_provider()) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(name="launch", loop_scope="session")
+async def launch_of_ones_own(provider: Provider, template: Template) -> Launcher:
+    return Launcher(provider, f"t{uuid.uuid4().hex[:10]}-", template)
+
+
+@pytest.fixture(scope="session")
+def shared_dirs() -> Iterator[ExitStack]:
+    """For what the boxes on a shelf need, for as long as they stand there."""
+    with ExitStack() as held:
+        yield held
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import glob
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -15,15 +15,22 @@ import pytest
 import pytest_asyncio
 
 from capsule.model import Handle, Template
-from capsule.providers.contract import Provider
 from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
-from capsule.testing.harness import Launcher, Leftovers, NewProvider, Subject, opened
+from capsule.testing.harness import Leftovers, NewProvider, Subject
 from capsule.testing.suite import *  # noqa: F403  # the tests
 from tests.contract.conftest import folder
-from tests.contract.shelf import Shelf, Shelves
+from tests.contract.shelf import (
+    Shelf,
+    Shelves,
+    launch_of_ones_own,
+    provider_of_ones_own,
+    shared_dirs,
+)
 from tests.support.engine import EngineApi
 from tests.support.images import Images
+
+__all__ = ["launch_of_ones_own", "provider_of_ones_own", "shared_dirs"]  # fixtures
 
 # One loop for all: the boxes that tests share, and the provider that holds them, live in it.
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -96,23 +103,6 @@ def provider_of(kind: Kind, url: str, where: Path, agent: Path) -> DockerProvide
 @pytest.fixture
 def new_provider(box_kind: Kind, docker_url: str, run_dir: Path, agent_binary: Path) -> NewProvider:
     return lambda: provider_of(box_kind, docker_url, run_dir, agent_binary)
-
-
-@pytest_asyncio.fixture(name="provider", loop_scope="session")
-async def provider_of_ones_own(new_provider: NewProvider) -> AsyncIterator[Provider]:
-    async with opened(new_provider()) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(name="launch", loop_scope="session")
-async def launch_of_ones_own(provider: Provider, template: Template) -> Launcher:
-    return Launcher(provider, f"t{uuid.uuid4().hex[:10]}-", template)
-
-
-@pytest.fixture(scope="session")
-def shared_dirs() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

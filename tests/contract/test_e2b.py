@@ -15,7 +15,6 @@ from e2b import E2B
 
 from capsule.errors import ForbiddenError
 from capsule.model import Handle, Template
-from capsule.providers.contract import Provider
 from capsule.providers.e2b.provider import E2bProvider
 from capsule.providers.e2b.settings import E2bSettings
 from capsule.testing.harness import (
@@ -29,8 +28,16 @@ from capsule.testing.harness import (
 )
 from capsule.testing.suite import *  # noqa: F403  # the tests
 from tests.contract.conftest import folder
-from tests.contract.shelf import Shelf, Shelves
+from tests.contract.shelf import (
+    Shelf,
+    Shelves,
+    launch_of_ones_own,
+    provider_of_ones_own,
+    shared_dirs,
+)
 from tests.support.servers import RealServer, real_server
+
+__all__ = ["launch_of_ones_own", "provider_of_ones_own", "shared_dirs"]  # fixtures
 
 # One loop for all: the boxes that tests share, and the provider that holds them, live in it.
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -73,23 +80,6 @@ def provider_of(cloud: RealServer, where: Path, agent: Path, timeout: int = 900)
 @pytest.fixture
 def new_provider(cloud: RealServer, run_dir: Path, agent_binary: Path) -> NewProvider:
     return lambda: provider_of(cloud, run_dir, agent_binary)
-
-
-@pytest_asyncio.fixture(name="provider", loop_scope="session")
-async def provider_of_ones_own(new_provider: NewProvider) -> AsyncIterator[Provider]:
-    async with opened(new_provider()) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(name="launch", loop_scope="session")
-async def launch_of_ones_own(provider: Provider, template: Template) -> Launcher:
-    return Launcher(provider, f"t{uuid.uuid4().hex[:10]}-", template)
-
-
-@pytest.fixture(scope="session")
-def shared_dirs() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -12,6 +12,7 @@ from capsule.edge.e2b import links
 from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.links import Link, Links, Signed
 from capsule.edge.errors import RateError
+from tests.support.turns import turns_of_others
 
 ADDRESS = "192.0.2.1"
 IDS = [f"sandbox{n}" for n in range(1000)]
@@ -147,18 +148,9 @@ async def test_what_is_late_costs_nothing() -> None:
 
 
 async def test_others_have_their_turn_meanwhile() -> None:
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(count())
-    await Links(Counting(), lambda: 10 * IDS).owner(guess(1), ADDRESS)
-    other.cancel()
-    assert turns >= 10_000 // links.SLICE
+    async with turns_of_others() as turns:
+        await Links(Counting(), lambda: 10 * IDS).owner(guess(1), ADDRESS)
+    assert turns.count >= 10_000 // links.SLICE
 
 
 async def test_those_in_use_are_few() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from capsule.edge.e2b.entries import entry
 from capsule.edge.e2b.listing import FEW, encoded
 from capsule.model import FileStat
+from tests.support.turns import turns_of_others
 
 
 def named(name: str) -> FileStat:
@@ -16,19 +15,10 @@ def named(name: str) -> FileStat:
 
 
 async def test_others_have_their_turn() -> None:
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(count())
     found = [named(str(n)) for n in range(10 * FEW)]
-    told = await encoded(found, lambda each: entry(each, "/d/" + each.path))
-    other.cancel()
-    assert turns >= 9
+    async with turns_of_others() as turns:
+        told = await encoded(found, lambda each: entry(each, "/d/" + each.path))
+    assert turns.count >= 9
     assert [each["path"] for each in msgspec.json.decode(msgspec.json.encode(told))] == [
         f"/d/{n}" for n in range(10 * FEW)
     ]
