@@ -91,6 +91,27 @@ def test_setup_says_what_is_missing_where_there_is_no_python(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_pins_that_cannot_be_made_change_nothing(tmp_path: Path) -> None:
+    for name in ("scripts/pins", "pyproject.toml", "sdk/python/pyproject.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(
+        [tmp_path / "scripts/pins"],
+        env={**os.environ, **nowhere, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "requirements/run.txt cannot be resolved; no file was changed" in done.stderr
+    assert "hint: the index of pip" in done.stderr and "fastapi" in done.stderr
+    for file in (ROOT / "requirements").iterdir():
+        assert (tmp_path / "requirements" / file.name).read_text() == file.read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_the_agent_builds_against_musl_too(tmp_path: Path) -> None:
     if shutil.which("musl-gcc") is None:
