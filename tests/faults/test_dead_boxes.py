@@ -88,10 +88,15 @@ async def test_boxes_killed_while_no_server_runs(own_nursery: Nursery) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
-async def test_a_box_whose_folder_was_cleared_away_ends(own_nursery: Nursery, level: str) -> None:
+async def test_a_box_whose_folder_was_cleared_away_ends(own_nursery: Nursery) -> None:
     """As by something that tidies up /run: no server finds it again, so it ends by itself."""
-    async with running(own_nursery, ISOLATION=level) as host, host.http() as http:
+    async with asyncio.TaskGroup() as group:  # its patience is long, and the same at all levels
+        for level in LEVELS:
+            group.create_task(ends_when_cleared_away(own_nursery, level))
+
+
+async def ends_when_cleared_away(nursery: Nursery, level: str) -> None:
+    async with running(nursery, ISOLATION=level) as host, host.http() as http:
         id, other = await create(http), await create(http)
         await start(http, id, "sleep 1000")
         family = victims(host, id, "everything")
