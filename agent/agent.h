@@ -48,6 +48,7 @@ void buf_json_string(struct buf *b, const char *s, size_t n);
 void buf_free(struct buf *b);
 void *xrealloc(void *p, size_t n);
 double now_ms(void);
+bool readable_within(int fd, int ms);
 struct rusage;
 double cpu_ms(const struct rusage *u);
 

@@ -1,8 +1,11 @@
 #include "agent.h"
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <time.h>
+
+#define PATIENCE_SLICE 100 /* ms */
 
 void *xrealloc(void *p, size_t n) {
     void *q = realloc(p, n);
@@ -18,6 +21,14 @@ double now_ms(void) {
 
 double cpu_ms(const struct rusage *u) {
     return (double)(u->ru_utime.tv_sec + u->ru_stime.tv_sec) * 1e3 + (double)(u->ru_utime.tv_usec + u->ru_stime.tv_usec) / 1e3;
+}
+
+/* In slices: a box that was paused meanwhile has used up one of them, not all. */
+bool readable_within(int fd, int ms) {
+    struct pollfd p = {fd, POLLIN, 0};
+    long ready = 0;
+    for (; ms > 0 && !ready; ms -= PATIENCE_SLICE) ready = RETRY(poll(&p, 1, PATIENCE_SLICE));
+    return ready > 0;
 }
 
 static void reserve(struct buf *b, size_t more) {

@@ -43,9 +43,8 @@ static bool split(struct job *j) {
 }
 
 static bool read_job(struct job *j) {
-    struct pollfd p = {SUDO_CONN, POLLIN, 0};
     int n = SUDO_FDS;
-    if (RETRY(poll(&p, 1, PATIENCE)) != 1) return false;
+    if (!readable_within(SUDO_CONN, PATIENCE)) return false;
     if (recv_fds(SUDO_CONN, &j->r, sizeof j->r, j->fds, &n) != sizeof j->r || n != SUDO_FDS) return false;
     if (j->r.size > SUDO_MOST || j->r.words > SUDO_WORDS || j->r.argc > j->r.words) return false;
     j->r.name[sizeof j->r.name - 1] = 0;
@@ -64,7 +63,7 @@ static int open_terminal(const struct job *j, int *master) {
     if (slave < 0) return -1;
     tcsetattr(slave, TCSANOW, &j->r.mode);
     ioctl(slave, TIOCSWINSZ, &j->r.window);
-    return slave;
+    return ioctl(slave, TIOCSCTTY, 0) ? -1 : slave;
 }
 
 static void run_script(struct job *j) {
@@ -77,18 +76,24 @@ static void run_script(struct job *j) {
     errno = ENOEXEC;
 }
 
-/* Between fork and execve. `said`: where errno goes when it does not come to that. */
+static const int ours[] = {SIGHUP, SIGPIPE, SIGTSTP, SIGTTIN, SIGTTOU}; /* the terminal's, and not for us */
+
+static void set_signals(void (*to)(int)) {
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) signal(ours[i], to);
+}
+
+/* Between fork and execve. `said`: where errno goes when it does not come to that. A group of its own in our session: a group
+ * that nobody of its session stands above cannot be stopped from its terminal. */
 static void __attribute__((noreturn)) become(struct job *j, int terminal, int said) {
     sigset_t none;
     char *path = j->argv[0];
-    setsid();
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    bool ok = terminal < 0 || !ioctl(terminal, TIOCSCTTY, 0);
+    bool ok = !setpgid(0, 0) && (terminal < 0 || !tcsetpgrp(terminal, getpid()));
     for (int i = 0; ok && i < 3; i++) ok = dup2(j->r.terminal >> i & 1 ? terminal : j->fds[SUDO_IN + i], i) >= 0;
     ok = ok && !(*j->dir ? chdir(j->dir) : fchdir(j->fds[SUDO_CWD]));
     syscall(SYS_close_range, 3, LAST_FD, 4 /* CLOEXEC */);
     signal(SIGCHLD, SIG_DFL);
-    signal(SIGPIPE, SIG_DFL);
+    set_signals(SIG_DFL);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (ok && *j->r.name) j->argv[0] = j->r.name;
@@ -162,7 +167,7 @@ int sudo_session_main(void) {
     struct sigaction notice = {.sa_handler = noticed};
     int err;
     fcntl(SUDO_CONN, F_SETFD, FD_CLOEXEC);
-    signal(SIGPIPE, SIG_IGN);
+    set_signals(SIG_IGN);
     sigaction(SIGCHLD, &notice, NULL);
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);

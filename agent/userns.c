@@ -4,7 +4,6 @@
  *
  * Made when the first program asks for it. Its owner is whoever forks programs, so that no program may enter it. */
 #include "agent.h"
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -61,8 +60,7 @@ static void __attribute__((noreturn)) live_in_it(int said) {
 static int take_hold(pid_t pid, int heard, struct fault *f) {
     char uids[32], gids[32], path[40];
     int32_t err = ECHILD;
-    struct pollfd p = {heard, POLLIN, 0};
-    if (RETRY(poll(&p, 1, PATIENCE)) == 0) return fault_set(f, ETIMEDOUT, "user namespace"), -1; /* somebody has stopped it */
+    if (!readable_within(heard, PATIENCE)) return fault_set(f, ETIMEDOUT, "user namespace"), -1; /* somebody has stopped it */
     if (RETRY(read(heard, &err, sizeof err)) != sizeof err || err) return fault_set(f, err, "user namespace"), -1;
     snprintf(uids, sizeof uids, "0 %u 1\n", (unsigned)box.uid);
     snprintf(gids, sizeof gids, "0 %u 1\n", (unsigned)box.gid);

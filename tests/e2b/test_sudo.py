@@ -40,8 +40,9 @@ def test_a_shell_on_a_terminal(shared: Sandbox) -> None:
     shown = until(handle, "\nin42")
     assert "uid 0\n/dev/pts/" in shown and "\n30 100\n" in shown
     shared.pty.resize(handle.pid, PtySize(rows=40, cols=120))
-    shared.pty.send_stdin(handle.pid, b"stty size; sh -c 'echo up$((1 + 1)); exec sleep 77'\n")
-    assert "\n40 120\n" in until(handle, "\nup2")
+    wide = b'until [ "$(stty size)" = "40 120" ]; do sleep .02; done; '
+    shared.pty.send_stdin(handle.pid, wide + b"sh -c 'echo up$((1 + 1)); exec sleep 77'\n")
+    until(handle, "up2")
     shared.pty.send_stdin(handle.pid, b"\x03")
     shared.pty.send_stdin(handle.pid, b"echo ended by $?\n")
     until(handle, "ended by 130")
@@ -52,6 +53,23 @@ def test_a_shell_on_a_terminal(shared: Sandbox) -> None:
     with pytest.raises(CommandExitException) as ended:
         handle.wait()
     assert ended.value.exit_code == 5
+
+
+def test_a_command_is_stopped_and_goes_on(shared: Sandbox) -> None:
+    handle = shared.pty.create(PtySize(rows=30, cols=100), timeout=10)
+    shared.pty.send_stdin(handle.pid, b"sudo sh -c 'echo up$((1 + 1)); exec cat'\n")
+    until(handle, "up2")
+    shared.pty.send_stdin(handle.pid, b"\x1a")
+    until(handle, "Stopped")
+    shared.pty.send_stdin(handle.pid, b"echo meanwhile $((40 + 2)); fg\n")
+    until(handle, "meanwhile 42")
+    shared.pty.send_stdin(handle.pid, b"again\n")
+    until(handle, "again\nagain")
+    shared.pty.send_stdin(handle.pid, b"\x04")
+    until(handle, "$ ")
+    shared.pty.send_stdin(handle.pid, b"stty -a | grep -o ' icanon' | tr a-z A-Z; exit\n")
+    until(handle, " ICANON")
+    handle.wait()
 
 
 def test_a_timeout_ends_it(shared: Sandbox) -> None:

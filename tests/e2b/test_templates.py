@@ -93,6 +93,7 @@ def test_a_template_is_built_and_started_from(site: Site, tmp_path: Path) -> Non
         assert sandbox.commands.run("stat -c '%a %U' secret.txt").stdout == "600 user\n"
         told = sandbox.commands.run('printf %s "$GREETING"').stdout
         assert told == 'he said "$HOME" \\ ok'
+        assert sandbox.commands.run("sudo -n id -u").stdout == "0\n"
         sandbox.files.write("built.txt", "mine")
         info = sandbox.get_info()
         assert (info.memory_mb, info.cpu_count, info.template_id) == (256, 1, name)

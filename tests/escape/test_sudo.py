@@ -98,7 +98,7 @@ for path in ("\\0capsule-sudo", "/dev/capsule-sudo") * 400:
 print(len(held), flush=True)
 time.sleep(60)
 """
-    with cell.box(fresh=True) as sandbox:
+    with cell.box(fresh=True, processes=256) as sandbox:
         sandbox.ask("start", ["python3", "-c", crowd], "crowd", timeout=0.0)
         for _ in range(5):
             assert sandbox.exec("echo", "served")["out"] == "served\n"

@@ -12,6 +12,7 @@ from capsule.model import User
 from capsule.providers.local import skeleton
 from capsule.providers.local.skeleton import (
     Made,
+    Node,
     Tree,
     for_user,
     host_tree,
@@ -172,3 +173,16 @@ def test_a_link_in_an_image_is_not_followed_on_the_host(tmp_path: Path) -> None:
     (layer / "etc").mkdir(parents=True)
     (layer / "etc/passwd").symlink_to(secret)
     assert b"leak" not in image_tree([layer]).nodes["etc/passwd"].data
+
+
+def test_sudo_lies_over_an_images_own_but_over_no_link(tmp_path: Path) -> None:
+    (tmp_path / "usr/local/bin").mkdir(parents=True)
+    nodes = image_tree([tmp_path], sudo=b"agent").nodes
+    assert nodes["opt/capsule/bin/sudo"] == Node("file", 0o755, b"agent")
+    assert nodes["usr/local/bin/sudo"].data == b"/opt/capsule/bin/sudo"
+    assert "usr/local/bin/sudo" not in image_tree([tmp_path]).nodes
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "usr").symlink_to("elsewhere")
+    nodes = image_tree([other, tmp_path], sudo=b"agent").nodes
+    assert "opt/capsule/bin/sudo" in nodes and "usr/local/bin/sudo" not in nodes

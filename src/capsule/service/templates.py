@@ -391,7 +391,7 @@ class Templates:
         like = self._catalog["bash"]
         if before is not None:
             # What somebody may have set by hand.
-            kept = ("limits", "network", "seccomp", "ttl", "runtime")
+            kept = ("limits", "network", "seccomp", "ttl", "runtime", "sudo")
             like = dataclasses.replace(like, **{field: getattr(before, field) for field in kept})
         made = image_template(name, name, env=image.env, programs=programs, like=like, bare=bare)
         return dataclasses.replace(made, image=draft.image)

@@ -225,6 +225,7 @@ class TemplateCalls:
             built,
             description=f"built as {begun.at}",
             user=User(d.USER, d.PLACE),
+            sudo=True,
             limits=replace(built.limits, **begun.limits),
             prepare=d.PREPARE,
             start=p.start_cmd or "",
