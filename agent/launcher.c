@@ -74,7 +74,9 @@ bool await_init(int ctl, int *disk_fd, struct fault *f) {
     struct timeval patience = {15, 0}; /* a file system of the host may hang */
     int nfds = 1;
     setsockopt(ctl, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    if (recv_fds(ctl, &m, sizeof m, disk_fd, &nfds) != sizeof m) return fault_set(f, ECHILD, "pid 1 ended during set-up");
+    ssize_t n = recv_fds(ctl, &m, sizeof m, disk_fd, &nfds);
+    if (n < 0 && errno == ECONNRESET) n = recv_fds(ctl, &m, sizeof m, NULL, NULL); /* it left with a word of ours unread: told first, once */
+    if (n != sizeof m) return fault_set(f, ECHILD, "pid 1 ended during set-up");
     if (!nfds) *disk_fd = -1;
     if (m.command == C_READY) return true;
     m.stage[sizeof m.stage - 1] = 0;

@@ -55,9 +55,12 @@ static bool do_tmpfs(const struct json *m, const char *to, struct fault *f) {
     return !mount("tmpfs", to, "tmpfs", flags, options) || fault_set(f, errno, "tmpfs %.40s", to);
 }
 
-/* Of a file. Every kernel has its own set of them. */
-static bool do_mask(const char *to, struct fault *f) {
-    return !mount("/dev/null", to, NULL, MS_BIND, NULL) || errno == ENOENT || fault_set(f, errno, "mask %.40s", to);
+/* By /dev/null, or the empty folder `from`. Every kernel has its own set of what is masked, and modules come and go. */
+static bool do_mask(const char *from, const char *to, struct fault *f) {
+    if (!mount(from ? from : "/dev/null", to, NULL, MS_BIND, NULL))
+        return !from || restrict_mount(to, SET_RDONLY | SET_NOSUID | SET_NODEV | SET_NOEXEC) || fault_set(f, errno, "restrict %.36s", to);
+    int err = errno;
+    return (err == ENOENT && access(to, F_OK)) || fault_set(f, err, "mask %.40s", to);
 }
 
 /* The keeper makes the folders of the disk while we are busy with the rest. */
@@ -93,7 +96,7 @@ static bool do_mount(const struct json *m, struct fault *f) {
     if (!strcmp(type, "devpts"))
         return !mount("devpts", to, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64") ||
                fault_set(f, errno, "mount devpts");
-    if (!strcmp(type, "mask")) return do_mask(to, f);
+    if (!strcmp(type, "mask")) return do_mask(from, to, f);
     if (!strcmp(type, "ro")) return do_read_only(to, f);
     return fault_set(f, EINVAL, "launch: mount type %.20s", type);
 }
@@ -108,7 +111,14 @@ static bool make_root(struct fault *f) {
     return volumes_mount(root, f);
 }
 
-bool bring_up_loopback(struct fault *f) {
+/* Any program may listen at any port: there is nobody else in this network. */
+static void open_low_ports(void) {
+    cleanup_fd int fd = open("/proc/sys/net/ipv4/ip_unprivileged_port_start", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) (void)!write(fd, "0", 1); /* where the host's /proc is read-only it stays 1024 */
+}
+
+bool bring_up_network(struct fault *f) {
+    open_low_ports();
     cleanup_fd int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     struct ifreq r = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
     return (s >= 0 && !ioctl(s, SIOCSIFFLAGS, &r)) || fault_set(f, errno, "bring up lo");
@@ -134,7 +144,7 @@ bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f) {
     if (json_get(box.spec, "layers") && !(disk_is_ready(f) && layers_mount(f) && disk_make_missing(point, f))) return false;
     if (!make_root(f)) return false;
     if (hostname && sethostname(hostname, strlen(hostname))) return fault_set(f, errno, "sethostname");
-    if (!box.net_made && !bring_up_loopback(f)) return false;
+    if (!box.net_made && !bring_up_network(f)) return false;
     if (chdir(root)) return fault_set(f, errno, "chdir to the new root");
     if (syscall(SYS_pivot_root, ".", ".")) return fault_set(f, errno, "pivot_root");
     if (umount2(".", MNT_DETACH)) return fault_set(f, errno, "leave the old root");

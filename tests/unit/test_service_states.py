@@ -178,6 +178,20 @@ async def test_a_launch_that_fails_leaves_nothing(tmp_path: Path, stage: str) ->
         assert len(again.service.list()) == 1
 
 
+async def test_a_provider_that_cannot_expect_a_launch_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise UnavailableError("not expected")
+
+    async with bench(tmp_path, max_sandboxes=1) as b:
+        monkeypatch.setattr(b.provider, "expect", broken)
+        for _ in range(2):  # a place that was kept would make the second a CapacityError
+            with pytest.raises(UnavailableError, match="not expected"):
+                await b.service.create(CreateRequest())
+        assert b.service.list() == []
+
+
 async def test_a_creator_that_leaves_takes_its_sandbox_along(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         b.provider.after_launch = lambda _: _wait(asyncio.Event())

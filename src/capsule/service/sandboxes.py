@@ -270,9 +270,9 @@ class Sandboxes:
 
         Raises ConflictError when the claim's key was taken meanwhile.
         """
-        spec = spec_of(entry)
-        self.pool.expect(entry.provider, spec)
         try:
+            spec = spec_of(entry)
+            self.pool.expect(entry.provider, spec)
             await self._store.save(entry.record(self.boot), claim)
         except BaseException:
             self._forget(entry)

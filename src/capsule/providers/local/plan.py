@@ -194,9 +194,8 @@ def _home(user: User) -> list[dict[str, Any]]:
 def _mask(name: str, view: Path) -> dict[str, Any]:
     """No file system of its own: what each one costs, its box and the kernel's bookkeeping over
     all of them, is more than all else of a mount."""
-    if name in _folders(MASKED):
-        return {**_bind(f"{view}/empty", f"proc/{name}"), "exec": False}
-    return {"type": "mask", "to": f"proc/{name}"}
+    mask = {"type": "mask", "to": f"proc/{name}"}
+    return {**mask, "from": f"{view}/empty"} if name in _folders(MASKED) else mask
 
 
 def _bind(source: str, to: str) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""A launch that pid 1 gives up in the middle, and one that finds the host changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule.errors import UnavailableError
+from capsule.link.link import AgentLink
+from capsule.model import MIB, Isolation, Limits, SandboxId, SandboxSpec, Template
+from capsule.providers.local import plan
+from capsule.providers.local.provider import LocalProvider
+from capsule.providers.local.settings import LocalSettings
+from tests.support.folders import server_folder
+
+pytestmark = pytest.mark.real
+
+SPEC = SandboxSpec(Template("test", needs=("sh",)), Limits(disk=64 * MIB, inodes=2000))
+
+
+@pytest.fixture
+async def provider(agent_binary: Path) -> AsyncIterator[LocalProvider]:
+    with server_folder("cap-", data="data") as folder:
+        made = LocalProvider(
+            LocalSettings(
+                folder / "data", folder / "run", agent_binary, isolation=Isolation.NAMESPACES
+            )
+        )
+        await made.open()
+        yield made
+        async for handle in made.owned():
+            await made.discard(handle)
+        await made.aclose()
+
+
+@pytest.fixture
+def mounts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Changes the table of mounts: so many at its beginning are kept, then come others."""
+    real = plan.mounts
+
+    def change(keep: int, *others: dict[str, Any]) -> None:
+        def changed(*given: Any) -> list[dict[str, Any]]:
+            return [*real(*given)[:keep], *others]
+
+        monkeypatch.setattr(plan, "mounts", changed)
+
+    return change
+
+
+@pytest.mark.parametrize("keep", [0, 1, 20, 40])
+async def test_it_says_why(provider: LocalProvider, mounts: Callable[..., None], keep: int) -> None:
+    """However far it came: the keeper is at work beside it, and may be told first."""
+    mounts(keep, {"type": "bind", "from": "/nowhere/at/all", "to": "" if not keep else "usr"})
+    for turn in range(5):
+        with pytest.raises(UnavailableError, match="bind /nowhere/at/all: No such file"):
+            await provider.launch(SandboxId(f"box{turn}"), SPEC)
+    assert [handle async for handle in provider.owned()] == []
+
+
+async def test_what_is_no_longer_there_needs_no_mask(
+    provider: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel's module was unloaded since the server has looked."""
+    gone = ("a-file", "a-folder")
+    present, folders = plan._present(plan.MASKED), plan._folders(plan.MASKED)
+    real = plan._present
+    monkeypatch.setattr(
+        plan, "_present", lambda names: [*present, *gone] if names is plan.MASKED else real(names)
+    )
+    monkeypatch.setattr(plan, "_folders", lambda _: folders | {"a-folder"})
+    box = await provider.launch(SandboxId("box"), SPEC)
+    assert (await AgentLink(box.connect).ping()) is not None
+
+
+async def test_an_empty_folder_that_is_missing_is_no_reason_to_show_what_is_masked(
+    provider: LocalProvider, mounts: Callable[..., None]
+) -> None:
+    shown = next(name for name in plan._present(plan.MASKED) if os.path.isdir(f"/proc/{name}"))
+    mask = {"type": "mask", "to": f"proc/{shown}", "from": "/nowhere/empty"}
+    mounts(5, mask)
+    with pytest.raises(UnavailableError, match=f"mask proc/{shown}: No such file"):
+        await provider.launch(SandboxId("box"), SPEC)
