@@ -63,6 +63,18 @@ def test_a_built_in_template_makes_sense(name: str) -> None:
     load_profile(template.seccomp)
 
 
+def test_the_path_begins_where_sudo_is_if_there_is_one() -> None:
+    ours = "/opt/capsule/bin:"
+    plain, base = load_catalog()["python"], load_catalog()["base"]
+    sudo = replace(plain, sudo=True)
+    assert environment(plain, {})["PATH"] == plain.env["PATH"]
+    assert environment(sudo, {})["PATH"] == ours + plain.env["PATH"]
+    assert environment(replace(sudo, env={}), {})["PATH"].startswith(f"{ours}/usr/")
+    assert environment(sudo, {"PATH": "/mine"})["PATH"] == "/mine"
+    assert environment(replace(sudo, root="dir:/x"), {})["PATH"] == plain.env["PATH"]
+    assert environment(base, {})["PATH"] == base.env["PATH"]
+
+
 def test_the_defaults_are_those_of_the_design() -> None:
     for name in ("python", "node", "bash"):
         assert load_catalog()[name].limits == Limits(512 * MIB, 0.5, 128, GIB, 65_536, 1024)

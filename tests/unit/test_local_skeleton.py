@@ -186,3 +186,6 @@ def test_sudo_lies_over_an_images_own_but_over_no_link(tmp_path: Path) -> None:
     (other / "usr").symlink_to("elsewhere")
     nodes = image_tree([other, tmp_path], sudo=b"agent").nodes
     assert "opt/capsule/bin/sudo" in nodes and "usr/local/bin/sudo" not in nodes
+    (tmp_path / "opt").symlink_to("usr/share")  # all that it leads to would be hidden
+    nodes = image_tree([other, tmp_path], sudo=b"agent").nodes
+    assert not [path for path in nodes if path.startswith("opt") or path.endswith("sudo")]

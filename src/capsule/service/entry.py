@@ -49,6 +49,8 @@ ROOT_HOME = "/root"
 
 _AS_ITSELF = SandboxId("")
 
+SUDO_FOLDER = "/opt/capsule/bin"  # where the skeleton of a host's boxes has its own
+
 _ENV: Mapping[str, str] = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
@@ -57,7 +59,15 @@ _ENV: Mapping[str, str] = {
 
 def environment(template: Template, env: Mapping[str, str]) -> dict[str, str]:
     """What a program starts with in a sandbox that was given `env`."""
-    return {**_ENV, **_names(template.user), **template.env, **env}
+    own = {**_ENV, **_names(template.user), **template.env}
+    if template.sudo and template.root == "host":
+        own["PATH"] = _with_sudo(own["PATH"])
+    return {**own, **env}
+
+
+def _with_sudo(path: str) -> str:
+    """In front: the host's own `sudo` has no use in a sandbox."""
+    return path if SUDO_FOLDER in path.split(":") else f"{SUDO_FOLDER}:{path}"
 
 
 def as_root(environ: Mapping[str, str]) -> dict[str, str]:

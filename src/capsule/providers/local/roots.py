@@ -6,10 +6,14 @@ import asyncio
 import time
 from pathlib import Path
 
+import structlog
+
 from capsule.errors import NotFoundError, NotSupportedError
 from capsule.model import Isolation, Template, User
 from capsule.providers.local import programs, skeleton
 from capsule.providers.local.plan import Root
+
+log = structlog.get_logger(__name__)
 
 LOOK = 1.0  # seconds for which the host is believed to be as it was
 
@@ -106,6 +110,12 @@ class Roots:
         known = template.user, template.sudo, layers
         if known not in self._layered:
             sudo = self._agent.read_bytes() if template.sudo else b""
+            if sudo and not skeleton.takes_sudo(layers):
+                log.warning(
+                    "no sudo of ours: the image has a link in place of /opt or a folder below",
+                    template=template.name,
+                    root=template.root,
+                )
             tree = skeleton.image_tree(layers, template.user, sudo=sudo)
             top = skeleton.prepare(tree, self._parent, "image")
             self._layered[known] = Root((top, *layers))

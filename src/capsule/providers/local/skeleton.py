@@ -337,15 +337,20 @@ def image_tree(layers: Sequence[Path], user: User = _NOBODY_ELSE, *, sudo: bytes
     """What is laid over a template's own root: mount points, and files that must be ours."""
     tree = Tree()
     mount_points(tree, user)
-    if sudo:
+    if sudo and takes_sudo(layers):
         tree.file(SUDO, sudo, 0o755)
-    if sudo and _are_plain_folders(layers, USUAL):
-        tree.link(f"{USUAL}/sudo", f"/{SUDO}")
+        if _are_plain_folders(layers, USUAL):
+            tree.link(f"{USUAL}/sudo", f"/{SUDO}")
     for name in ("hosts", "hostname", "resolv.conf"):
         tree.file(f"etc/{name}", ETC_TEXTS[name])
     for name, ours in (("passwd", PASSWD), ("group", GROUP)):
         tree.file(f"etc/{name}", _with_user(_read_plain(layers, f"etc/{name}"), ours, user))
     return tree
+
+
+def takes_sudo(layers: Sequence[Path]) -> bool:
+    """Whether ours can be laid where the agent looks for it."""
+    return _are_plain_folders(layers, os.path.dirname(SUDO))
 
 
 def _are_plain_folders(layers: Sequence[Path], path: str) -> bool:
