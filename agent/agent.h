@@ -173,6 +173,9 @@ bool bring_up_network(struct fault *f);
 /* userns.c: root of the box */
 bool wants_root(const struct json *request);
 int root_namespace(struct fault *f); /* -1: see f */
+void root_ahead(void);               /* by pid 1, and the two below */
+int root_copy(struct fault *f);      /* a descriptor of the one that all programs share; -1: see f */
+void root_let_go(void);
 void limit_namespace(void);          /* of the box, by pid 1 */
 void fault_root(struct fault *f);    /* says that there is no root here, and why */
 
@@ -229,13 +232,18 @@ void spare_let_go(void);
 
 /* visits.c: the sessions of sudo's, and whose they are */
 #define WORKERS 256
-#define VISITS 32 /* at once; who comes then waits at the door */
+#define VISITS 32       /* at once; who comes then waits at the door */
+#define VISITS_LEFT 128 /* of a container's, ended but for what they have left running; who comes then is refused */
+#define VISIT_OF_EXEC ((uint64_t)1 << 40) /* in a container, whose: below, the pid of a shepherd; with it, the number of an exec; */
+#define VISIT_UNNAMED ((uint64_t)1 << 41) /* with this, the pid of a shepherd that has gone, until its exec's number is told */
 void visit_note(int place, uint64_t whose);
 uint64_t visit_whose(pid_t visitor); /* in a container; 0: nobody's */
 bool visits_full(void);
+bool visits_left_too_many(void);
 void visits_pass_on(uint64_t from, uint64_t to);
 bool visits_kill(uint64_t whose); /* false: there is none */
 pid_t init_worker(int place);
+bool init_lingers(int place); /* a session's shepherd whom nobody keeps but those that the session has left */
 bool init_has_shepherd(pid_t pid);
 
 /* door.c: sudo, pid 1's part of it */
@@ -246,7 +254,7 @@ void door_let_go(void);
 int door_admit(struct visitor *v); /* 0: he is to have a session; -1: he was answered */
 uint64_t init_exec_of(pid_t pid);  /* in a container: stands for the exec that it belongs to; 0: none */
 void door_refuse(int conn, int err, const char *why);
-void door_main(const int *fds, int nfds) __attribute__((noreturn));
+void door_main(const int *fds, int nfds, bool *over) __attribute__((noreturn));
 /* sudo.c, sudo_session.c: the user's and root's part, as programs of their own */
 int sudo_main(int argc, char **argv);
 int sudo_session_main(void);

@@ -16,6 +16,9 @@
 #include <sys/wait.h>
 
 #define WAITING 64 /* visitors nobody has seen yet */
+#define TEXT(n) TEXT_OF(n)
+#define TEXT_OF(n) #n
+#define TOO_MANY_LEFT TEXT(VISITS_LEFT) " of its commands have left programs running; end some of these, or the execs that they are of"
 
 static int listener = -1;
 
@@ -34,7 +37,9 @@ static bool bind_door(int s) {
 void door_open(void) {
     if (!json_bool(box.spec, "sudo", false) || (!box.namespaces && !box.container)) return;
     cleanup_fd int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (s >= 0 && bind_door(s)) listener = steal_fd(&s);
+    if (s < 0 || !bind_door(s)) return;
+    listener = steal_fd(&s);
+    if (box.namespaces && box.user_mode == USER_SINGLE) root_ahead();
 }
 
 int door_fd(void) { return listener; }
@@ -56,6 +61,7 @@ int door_admit(struct visitor *v) {
     *v = (struct visitor){.conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC), .uts = -1};
     if (v->conn < 0) return -1;
     if (why) return door_refuse(v->conn, 0, why), close(v->conn), -1;
+    if (visits_left_too_many()) return door_refuse(v->conn, 0, TOO_MANY_LEFT), close(v->conn), -1;
     if (getsockopt(v->conn, SOL_SOCKET, SO_PEERCRED, &who, &n)) who.pid = 0;
     if (box.container && (v->tag = init_exec_of(who.pid))) return 0;
     if (box.namespaces && who.pid > 1) {
@@ -96,7 +102,7 @@ static void __attribute__((noreturn)) become_session(int conn, int root) {
 
 /* A shepherd: when the session does not end well, its visitor is gone or it was killed, nobody below it is left. Otherwise what
  * it started goes on, as after any other program. */
-static void __attribute__((noreturn)) tend_session(int conn) {
+static void __attribute__((noreturn)) tend_session(int conn, bool *over) {
     struct fault f = {0};
     int status = 0;
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
@@ -113,13 +119,14 @@ static void __attribute__((noreturn)) tend_session(int conn) {
     close(conn);
     for (pid_t pid = 0; pid != session && pid >= 0;) pid = (pid_t)RETRY(waitpid(-1, &status, __WALL));
     if (status) sweep_descendants();
+    *over = true;
     while (RETRY(waitpid(-1, &status, __WALL)) > 0) {}
     _exit(0);
 }
 
-void door_main(const int *fds, int nfds) {
+void door_main(const int *fds, int nfds, bool *over) {
     struct fault f = {0};
-    if (box.container) tend_session(fds[0]);
+    if (box.container) tend_session(fds[0], over);
     sweep_close();
     if (nfds < 3 || syscall(SYS_setns, fds[1], CLONE_NEWUTS)) fault_set(&f, nfds < 3 ? EINVAL : errno, "join the exec"), refuse(fds[0], &f);
     close(fds[1]);

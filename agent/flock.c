@@ -110,7 +110,8 @@ void flock_arrived(const struct ctl *m, int fd) {
 }
 
 void flock_visited(pid_t shepherd) {
-    for (struct exec *e = keeper.execs; e; e = e->next) e->noted |= e->shepherd == shepherd;
+    for (struct exec *e = keeper.execs; e; e = e->next)
+        if (e->shepherd == shepherd) exec_tell(e, C_VISIT, 0, 0);
 }
 
 void flock_go_on(void) {

@@ -24,8 +24,7 @@ struct task { uint32_t no; pid_t pid; bool awaited, alive, killing; int quiet; }
 
 static int ctl = -1, signals = -1;
 static struct task tasks[TASKS];
-static struct birth { uint64_t tag; pid_t pid; } *births; /* of tasks, then of workers; shared: each child writes its own first */
-static int root = -1; /* the namespace of programs that are root, once one was */
+static struct birth { uint64_t tag; pid_t pid; bool over; } *births; /* of tasks, then of workers; shared: each child writes its own first */
 static pid_t workers[WORKERS]; /* 0: a free place; below: the order, while its birth is awaited */
 static pid_t shepherds[TASKS]; /* in a container; 0: a free place */
 static uint32_t ordered;
@@ -84,6 +83,7 @@ bool init_has_shepherd(pid_t pid) {
 
 /* While the box is stopped they are the ones that were at work before: nobody is born then but who saves it. */
 bool init_has_worker(pid_t pid) { return pid > 0 && find_worker(pid); }
+bool init_lingers(int place) { return births[TASKS + place].over; }
 
 void init_stop_workers(void) {
     for (pid_t *w = workers; w < workers + WORKERS; w++)
@@ -102,7 +102,7 @@ static uint64_t tag_of_task(const struct task *t) {
 void init_let_go(void) {
     drop_fd(&ctl);
     drop_fd(&signals);
-    drop_fd(&root);
+    root_let_go();
     door_let_go();
     forker_let_go();
     spare_let_go();
@@ -115,7 +115,7 @@ void init_run(const struct ctl *m, const int *fds, int nfds) {
     if (m->kind == K_FILE) file_main(fds[0], fds[1]);
     if (m->kind == K_SAVE) save_main(fds[0], fds[1], m->port, m->cpu_ms);
     box.open_files = m->port;
-    if (m->kind == K_SUDO) door_main(fds, nfds);
+    if (m->kind == K_SUDO) door_main(fds, nfds, &birth->over);
     birth->tag = sweep_own_tag();
     if (box.namespaces && (!birth->tag || birth->tag == UINT64_MAX)) _exit(1); /* no kill could find it */
     sweep_close(); /* the request names a working directory, which may be /proc/self/fd/N: no descriptor of ours may be one */
@@ -182,8 +182,7 @@ void init_born(const struct ctl *order, const struct ctl *answer, const int *fds
 /* One more descriptor for a program that is to be root. */
 static bool add_root(const struct ctl *m, int *fds, int *nfds) {
     struct fault f = {0};
-    if (root < 0) root = root_namespace(&f);
-    int copy = root < 0 || *nfds >= FD_ROLES ? -1 : lift_fd(root);
+    int copy = *nfds < FD_ROLES ? root_copy(&f) : -1;
     if (copy >= 0) return fds[(*nfds)++] = copy, true;
     fault_root(&f);
     if (m->kind == K_SUDO) return door_refuse(fds[0], f.err, f.stage), false;
@@ -252,20 +251,26 @@ static void welcome(void) {
 }
 
 static uint64_t whose_visit(const struct task *t) {
-    return box.namespaces ? tag_of_task(t) : t->pid > 0 ? (uint64_t)t->pid : (uint64_t)1 << 40 | t->no;
+    return box.namespaces ? tag_of_task(t) : t->pid > 0 ? (uint64_t)t->pid : VISIT_OF_EXEC | t->no;
 }
 
-/* The keeper is told, so that no other exec gets this shepherd. */
+/* The keeper is told, so that no other exec gets this shepherd, and answers which exec it has. */
 uint64_t init_exec_of(pid_t visitor) {
     uint64_t whose = visit_whose(visitor);
-    if (whose && init_has_shepherd((pid_t)whose)) tell(&(struct ctl){.command = C_VISIT, .pid = (pid_t)whose}, NULL, 0);
+    if (whose < VISIT_OF_EXEC && init_has_shepherd((pid_t)whose)) tell(&(struct ctl){.command = C_VISIT, .pid = (pid_t)whose}, NULL, 0);
     return whose;
 }
 
 static void shepherd_gone(pid_t pid) {
     struct task *t = tasks;
     while (t < tasks + TASKS && !(t->no && t->pid == pid)) t++;
-    visits_pass_on((uint64_t)pid, t == tasks + TASKS ? UINT64_MAX : (uint64_t)1 << 40 | t->no);
+    visits_pass_on((uint64_t)pid, t == tasks + TASKS ? VISIT_UNNAMED | (uint64_t)pid : VISIT_OF_EXEC | t->no);
+}
+
+/* The keeper's answer. The shepherd may have gone meanwhile: what its sessions left is found by the exec's number then. */
+static void note_visited(const struct ctl *m) {
+    if (!find_or_note(m) && find(0)) *find(0) = (struct task){.no = m->no};
+    visits_pass_on(VISIT_UNNAMED | (uint64_t)m->pid, VISIT_OF_EXEC | m->no);
 }
 
 /* It ended before its birth was reported. */
@@ -397,6 +402,7 @@ static void obey(struct ctl *m, int *fds, int nfds) {
         else tell(&(struct ctl){.command = C_KILLED, .no = m->no}, NULL, 0);
         break;
     case C_SIGNAL: signal_task(m); break;
+    case C_VISIT: note_visited(m); break;
     case C_FORGET: forget(m->no); break;
     case C_SOCKET: make_socket(m); break;
     case C_COUNT: answer_count(m->no); break;

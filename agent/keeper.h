@@ -100,7 +100,7 @@ void exec_frame(struct conn *c);          /* DATA, EOF or CONTROL on an attached
 void flock_start(void);
 bool flock_order(struct exec *e, const char *raw, size_t n, int fds[FD_ROLES]); /* takes the descriptors; false: see errno */
 void flock_arrived(const struct ctl *m, int fd);
-void flock_visited(pid_t shepherd);       /* pid 1's stand-in knows it by an exec */
+void flock_visited(pid_t shepherd);       /* somebody below it asks for root: pid 1's stand-in is told whose it is */
 void flock_go_on(void);                   /* the box stood still */
 void flock_back(struct exec *e);          /* nobody is left below its shepherd */
 void flock_leave(struct exec *e);         /* its shepherd is not to serve again */

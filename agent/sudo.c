@@ -246,6 +246,14 @@ static int run(const struct options *o, const struct person *me, const struct pe
     return who->uid == me->uid ? run_here(&w) : sudo_ask(&w);
 }
 
+/* -l, -v, -k: nothing is run, but who says yes must know that somebody would run it. */
+static int answer(const struct options *o, const struct person *me, const struct person *who) {
+    char *none[] = {NULL};
+    int code = who->uid == me->uid ? 0 : sudo_ask(&(struct sudo_wish){.argv = none, .envp = none});
+    if (code || !o->list) return code;
+    return printf("User %s may run the following commands here:\n    (root) NOPASSWD: ALL\n", me->name) < 0;
+}
+
 static void fill_descriptors(void) {
     int fd;
     while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd < 3) {}
@@ -263,7 +271,6 @@ int sudo_main(int argc, char **argv) {
     find_person(&me, NULL, geteuid());
     if (!find_person(&who, o.user, 0)) return sudo_fail("unknown user %s", o.user);
     if (who.uid && who.uid != me.uid) return sudo_fail("there is nobody in this sandbox to become but root, not %s", o.user);
-    if (o.list) return printf("User %s may run the following commands here:\n    (root) NOPASSWD: ALL\n", me.name) < 0;
-    if (o.only && !argv[n]) return 0;
+    if (o.list || (o.only && !argv[n])) return answer(&o, &me, &who);
     return run(&o, &me, &who, argv + n);
 }

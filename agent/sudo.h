@@ -14,7 +14,8 @@
 #define SUDO_WORDS 65536
 
 /* The first message of a client, with five descriptors. The text, in the first of them, is words that each end with a NUL: the
- * folder to start in ("": that of the second descriptor), argc arguments of which the first is the program, and the environment. */
+ * folder to start in ("": that of the second descriptor), argc arguments of which the first is the program, and the environment.
+ * Without an argument it is only asked whether one would be started. */
 enum { SUDO_TEXT, SUDO_CWD, SUDO_IN, SUDO_OUT, SUDO_ERR, SUDO_FDS };
 struct sudo_request {
     uint32_t size, argc, words;
@@ -24,16 +25,16 @@ struct sudo_request {
     struct termios mode;
 };
 
-/* All others. To the client: REFUSED (text), TERMINAL (with its descriptor), STOPPED (by which signal), FAILED (errno of
- * execve), ENDED (as wait(2) says it). From it: SIGNAL. */
-enum sudo_kind { SU_REFUSED = 1, SU_TERMINAL, SU_STOPPED, SU_FAILED, SU_ENDED, SU_SIGNAL };
+/* All others. To the client: REFUSED (text), BEGUN (before the program can do anything), TERMINAL (with its descriptor), STOPPED
+ * (by which signal), FAILED (errno of execve), ENDED (as wait(2) says it). From it: SIGNAL. */
+enum sudo_kind { SU_REFUSED = 1, SU_TERMINAL, SU_STOPPED, SU_FAILED, SU_ENDED, SU_SIGNAL, SU_BEGUN };
 struct sudo_message { int32_t kind, value; char text[160]; };
 
 /* sudo_client.c */
 struct sudo_wish {
     const char *dir;      /* NULL: where we are */
     const char *name;     /* argv[0]; NULL: the path */
-    char **argv, **envp;  /* argv[0]: the path */
+    char **argv, **envp;  /* argv[0]: the path; NULL: it is only asked */
 };
 int sudo_ask(const struct sudo_wish *w); /* its exit status, or does not return */
 

@@ -10,12 +10,13 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
+#define AT_THE_DOOR 60 /* s until it is given up there; counted one by one, so that a pause of the sandbox does not count */
 #define DRAIN 200 /* ms for what is still on its way through a terminal that somebody else has open, too */
 
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGTSTP, SIGCONT, SIGWINCH};
 
 static int conn = -1, master = -1;
-static bool raw, ended_input;
+static bool begun, raw, ended_input;
 static struct termios before;
 
 static int say_there_is_no_door(void) {
@@ -88,9 +89,20 @@ static void pass_on(int signal) {
     send_fds(conn, &m, sizeof m, NULL, 0);
 }
 
+/* As if nobody had kept it from us. */
+static void suffer(int signal) {
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, signal);
+    raise(signal);
+    sigprocmask(SIG_UNBLOCK, &one, NULL);
+    sigprocmask(SIG_BLOCK, &one, NULL);
+}
+
 static void heed_signal(int signals) {
     struct signalfd_siginfo s;
     if (read(signals, &s, sizeof s) != sizeof s) return;
+    if (!begun) return suffer((int)s.ssi_signo);
     if (s.ssi_signo == SIGCONT) take_terminal();
     if (s.ssi_signo == SIGWINCH && master >= 0) follow_size();
     else pass_on((int)s.ssi_signo);
@@ -143,6 +155,7 @@ static int hear(const char *program) {
     struct sudo_message m = {0};
     int fd = -1, n = 1;
     ssize_t got = recv_fds(conn, &m, sizeof m, &fd, &n);
+    if (got < 0 && errno == ECONNRESET) n = 1, got = recv_fds(conn, &m, sizeof m, &fd, &n); /* told first; what was said is there all the same */
     m.text[sizeof m.text - 1] = 0;
     if (got == sizeof m && m.kind == SU_TERMINAL && n == 1) {
         master = fd;
@@ -151,6 +164,7 @@ static int hear(const char *program) {
         return -1;
     }
     if (n == 1) close(fd);
+    if (got == sizeof m && m.kind == SU_BEGUN) return begun = true, -1;
     if (got == sizeof m && m.kind == SU_STOPPED) return stop(), -1;
     drain();
     if (got == sizeof m && m.kind == SU_ENDED) return finish(m.value);
@@ -168,11 +182,17 @@ static int listen_to_signals(void) {
 }
 
 static int relay(int signals, const char *program) {
-    for (int code = -1, room = 0;;) {
+    for (int code = -1, room = 0, waited = 0;;) {
         bool typing = raw && !ended_input;
         struct pollfd p[] = {{conn, POLLIN, 0}, {signals, POLLIN, 0}, {master, (short)(POLLIN | (typing && !room ? POLLOUT : 0)), 0},
                              {typing && room ? 0 : -1, POLLIN, 0}};
-        if (RETRY(poll(p, 4, -1)) < 0) return sudo_fail("poll: %s", strerror(errno));
+        int ready = (int)RETRY(poll(p, 4, begun ? -1 : 1000));
+        if (ready < 0) return sudo_fail("poll: %s", strerror(errno));
+        if (!ready && ++waited == AT_THE_DOOR) return sudo_fail("nobody has answered for %d s: too many commands of it run already", waited);
+        if (p[0].revents && !begun) { /* before a signal, which is the program's if that can have begun */
+            if ((code = hear(program)) >= 0) return code;
+            continue;
+        }
         room = room || p[2].revents & POLLOUT;
         if (p[1].revents) heed_signal(signals);
         if (p[3].revents) copy_input(), room = 0;
@@ -187,6 +207,7 @@ int sudo_ask(const struct sudo_wish *w) {
     if (signals < 0) return sudo_fail("signalfd: %s", strerror(errno));
     if (!find_door()) return say_there_is_no_door();
     int err = say(w, terminal);
-    if (err && err != EPIPE && err != ECONNRESET) return sudo_fail("cannot ask for %s: %s", w->argv[0], strerror(err));
-    return relay(signals, w->argv[0]); /* who does not listen may have said why */
+    const char *program = w->argv[0] ? w->argv[0] : "root";
+    if (err && err != EPIPE && err != ECONNRESET) return sudo_fail("cannot ask for %s: %s", program, strerror(err));
+    return relay(signals, program); /* who does not listen may have said why */
 }

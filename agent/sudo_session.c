@@ -39,7 +39,7 @@ static bool split(struct job *j) {
     j->dir = word;
     j->envp = j->argv + j->r.argc + 1;
     for (; (word += strlen(word) + 1) < end && n < j->r.words; n++) j->argv[n < j->r.argc ? n : n + 1] = word;
-    return word == end && n == j->r.words && j->r.argc;
+    return word == end && n == j->r.words;
 }
 
 static bool read_job(struct job *j) {
@@ -175,6 +175,8 @@ int sudo_session_main(void) {
     if (!read_job(&job)) return refuse("what was asked for cannot be read", 0);
     struct pollfd gone = {SUDO_CONN, 0, 0};
     if (poll(&gone, 1, 0) > 0) return 1; /* its exec may have been killed before we belonged to it */
+    if (!job.r.argc) return tell(SU_ENDED, 0, NULL), 0;
+    tell(SU_BEGUN, 0, NULL);
     pid_t pid = start(&job, &err);
     if (pid < 0) return tell(SU_FAILED, err, NULL), 0;
     return tend(pid, &before);

@@ -2,7 +2,8 @@
  * else, is 0. Its files are the user's files, its processes the user's processes; what it may do beyond that user is the short list
  * of confine.c, and holds for what that user owns. Pid 1, the host and other boxes are as far away as before.
  *
- * Made when the first program asks for it. Its owner is whoever forks programs, so that no program may enter it. */
+ * Made when the first program asks for it; where sudo's door is open and programs have the uid of whoever makes it, before they run:
+ * they could stop him, and pid 1 would wait. Its owner is whoever forks programs, so that no program may enter it. */
 #include "agent.h"
 #include <sched.h>
 #include <signal.h>
@@ -87,6 +88,22 @@ int root_namespace(struct fault *f) {
     }
     return fd;
 }
+
+static int held = -1;          /* pid 1's, for all programs of the box */
+static struct fault none_held; /* why not, where it was tried before anybody ran */
+
+void root_ahead(void) {
+    held = root_namespace(&none_held);
+    if (held < 0 && !none_held.err) none_held.err = EAGAIN;
+}
+
+int root_copy(struct fault *f) {
+    *f = none_held;
+    if (held < 0 && !f->err) held = root_namespace(f);
+    return held < 0 ? -1 : lift_fd(held);
+}
+
+void root_let_go(void) { drop_fd(&held); }
 
 void fault_root(struct fault *f) {
     char why[sizeof f->stage];

@@ -1,5 +1,6 @@
 /* The sessions of sudo's that pid 1 has started (door.c), and which exec each belongs to. With namespaces that is the exec's tag. In a
- * container it is the exec's shepherd, and once that is gone the exec's number; the session has a shepherd of its own there. */
+ * container it is the exec's shepherd, and once that is gone the exec's number; the session has a shepherd of its own there, who stays as
+ * long as anybody whom the session has left, and counts no more among those that are at work. */
 #include "agent.h"
 #include <signal.h>
 
@@ -7,11 +8,14 @@ static uint64_t visits[WORKERS]; /* by the place of a worker; 0: that one is non
 
 void visit_note(int place, uint64_t whose) { visits[place] = whose; }
 
-bool visits_full(void) {
+static int count(bool lingering) {
     int n = 0;
-    for (int i = 0; i < WORKERS; i++) n += visits[i] && init_worker(i);
-    return n >= VISITS;
+    for (int i = 0; i < WORKERS; i++) n += visits[i] && init_worker(i) && init_lingers(i) == lingering;
+    return n;
 }
+
+bool visits_full(void) { return count(false) >= VISITS; }
+bool visits_left_too_many(void) { return count(true) >= VISITS_LEFT; }
 
 static int place_of(pid_t pid) {
     for (int i = 0; i < WORKERS; i++)

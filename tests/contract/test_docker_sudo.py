@@ -17,7 +17,7 @@ from tests.support.engine import EngineApi
 from tests.support.images import Images
 from tests.unit import test_sudo_real
 from tests.unit.test_service_real import serving
-from tests.unit.test_users_real import base
+from tests.unit.test_users_real import Sandbox, base
 
 __all__ = ["base"]
 
@@ -46,11 +46,22 @@ globals().update(
     (name, value) for name, value in vars(test_sudo_real).items() if name.startswith("test_")
 )
 del globals()["test_a_template_without_it_says_so"]  # a container has no `sudo` of ours then
+del globals()["test_a_template_says_that_it_has_it_and_no_more"]  # of the local provider
+
+
+async def test_so_many_that_left_something_are_too_many(base: Sandbox) -> None:
+    script = "until ! sudo sh -c 'sleep 9876 >/dev/null 2>&1 &'; do i=$((i + 1)); done; echo $i"
+    done = await base.service.exec(base.id, ExecCall(("bash", "-c", script), timeout=15))
+    assert (done.stdout, b"have left programs running" in done.stderr) == (b"128\n", True)
+    await base.service.files(base.id).write("still", b"there is room for this")
+    await base.service.kill(base.id, done.id)
+    assert await base.sh("sudo id -u") == "0\n"
 
 
 async def test_gvisor_has_no_root_and_sudo_says_so(gvisor: Path) -> None:
     async with serving(gvisor) as service:
         made = await service.create(CreateRequest(template="base"))
-        done = await service.exec(made.id, ExecCall(("sudo", "-n", "id")))
-        assert (done.exit.exit_code, done.stdout) == (1, b"")
-        assert done.stderr.startswith(b"sudo: no program is root under gVisor")
+        for words in (("-n", "id"), ("-v",), ("-l",)):
+            done = await service.exec(made.id, ExecCall(("sudo", *words)))
+            assert (done.exit.exit_code, done.stdout) == (1, b"")
+            assert done.stderr.startswith(b"sudo: no program is root under gVisor")
