@@ -168,7 +168,7 @@ void fill_files(int conn) __attribute__((noreturn));
 
 /* rootfs.c: the new root, made by pid 1 */
 bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
-bool bring_up_network(struct fault *f);
+bool bring_up_loopback(struct fault *f);
 
 /* userns.c: root of the box */
 bool wants_root(const struct json *request);

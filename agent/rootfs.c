@@ -111,14 +111,7 @@ static bool make_root(struct fault *f) {
     return volumes_mount(root, f);
 }
 
-/* Any program may listen at any port: there is nobody else in this network. */
-static void open_low_ports(void) {
-    cleanup_fd int fd = open("/proc/sys/net/ipv4/ip_unprivileged_port_start", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0) (void)!write(fd, "0", 1); /* where the host's /proc is read-only it stays 1024 */
-}
-
-bool bring_up_network(struct fault *f) {
-    open_low_ports();
+bool bring_up_loopback(struct fault *f) {
     cleanup_fd int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     struct ifreq r = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
     return (s >= 0 && !ioctl(s, SIOCSIFFLAGS, &r)) || fault_set(f, errno, "bring up lo");
@@ -144,7 +137,7 @@ bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f) {
     if (json_get(box.spec, "layers") && !(disk_is_ready(f) && layers_mount(f) && disk_make_missing(point, f))) return false;
     if (!make_root(f)) return false;
     if (hostname && sethostname(hostname, strlen(hostname))) return fault_set(f, errno, "sethostname");
-    if (!box.net_made && !bring_up_network(f)) return false;
+    if (!box.net_made && !bring_up_loopback(f)) return false;
     if (chdir(root)) return fault_set(f, errno, "chdir to the new root");
     if (syscall(SYS_pivot_root, ".", ".")) return fault_set(f, errno, "pivot_root");
     if (umount2(".", MNT_DETACH)) return fault_set(f, errno, "leave the old root");
