@@ -137,6 +137,9 @@ void ahead_hear(void);
 int ahead_take_disk(const char *template, const char *dir); /* in a launch; -1: there is none */
 int ahead_take_net(void);                                   /* likewise */
 void ahead_let_go(void);
+bool ahead_proven(void); /* a box of this launcher has settled */
+void ahead_prove(void);
+void ahead_hang_up(void);
 
 /* disk.c */
 int disk_make(const char *template, const char *dir, struct fault *f); /* a mount that is nowhere yet, or -1 */
@@ -167,7 +170,8 @@ void save_main(int disk, int conn, bool full, double unchanged_since) __attribut
 void fill_files(int conn) __attribute__((noreturn));
 
 /* rootfs.c: the new root, made by pid 1 */
-bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f);
+bool rootfs_make(int *disk_fd, int *proc_fd, struct fault *f);
+bool rootfs_enter(struct fault *f); /* and leave the host's */
 bool bring_up_loopback(struct fault *f);
 
 /* userns.c: root of the box */
@@ -183,6 +187,7 @@ void fault_root(struct fault *f);    /* says that there is no root here, and why
 extern int landlock_disk;                   /* pid 1's workers read it where no path leads; -1: none */
 /* cgroups, limits, user, capabilities, Landlock, seccomp: in that order. `root`: as what (userns.c), -1: the sandbox's user */
 bool confine(struct fault *f, bool filter, int root);
+void forget_signals(void);
 bool take_cgroups(struct fault *f);         /* of the keeper's, by pid 1 */
 bool confine_ahead(struct fault *f);        /* as much of it as whoever forks may have, for all its children */
 bool confine_bystander(struct fault *f);
@@ -193,7 +198,7 @@ void hide_memory(void);
 int landlock_abi(void);
 
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
-enum ctl_command { C_GO = 1, C_DISK, C_CGROUPS, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
+enum ctl_command { C_GO = 1, C_DISK, C_CGROUPS, C_READY, C_SETTLED, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
                    C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW, C_SHEPHERD,
                    C_VISIT };
 enum spawn_kind { K_EXEC, K_FILE, K_SAVE, K_SUDO };
@@ -254,6 +259,7 @@ void door_let_go(void);
 int door_admit(struct visitor *v); /* 0: he is to have a session; -1: he was answered */
 uint64_t init_exec_of(pid_t pid);  /* in a container: stands for the exec that it belongs to; 0: none */
 void door_refuse(int conn, int err, const char *why);
+void refuse_worker(int kind, int err, const int *fds, int nfds);
 void door_main(const int *fds, int nfds, bool *over) __attribute__((noreturn));
 /* sudo.c, sudo_session.c: the user's and root's part, as programs of their own */
 int sudo_main(int argc, char **argv);
@@ -358,7 +364,7 @@ uint64_t oom_kills(void);
 int launcher_main(int listen_fd, int lifeline);
 bool bind_socket(struct fault *f);
 bool tell_init(int ctl, enum ctl_command word, const int *fds, int nfds, struct fault *f);
-bool await_init(int ctl, int *disk_fd, struct fault *f);
+bool await_init(int ctl, enum ctl_command word, int *disk_fd, struct fault *f);
 int container_main(char **argv);
 int relay_main(char **argv);
 void hide_words(char **words);

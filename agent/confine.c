@@ -100,6 +100,12 @@ bool take_cgroups(struct fault *f) {
     return true;
 }
 
+/* For programs, whatever was ignored by those who started us: also the two that a C library keeps for itself, and make ignores. */
+void forget_signals(void) {
+    static const uint64_t by_default[4]; /* the kernel's struct sigaction */
+    for (int s = 1; s < NSIG; s++) syscall(SYS_rt_sigaction, s, by_default, NULL, sizeof(uint64_t));
+}
+
 static bool enter_cgroups(struct fault *f) {
     static bool inside;
     for (int i = 0; !inside && i < box.ncgroups; i++)

@@ -51,6 +51,14 @@ void door_refuse(int conn, int err, const char *stage) {
     send(conn, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+/* A worker that could not be forked, for a visitor or for a file: nobody else will answer this connection. */
+void refuse_worker(int kind, int err, const int *fds, int nfds) {
+    struct fault f;
+    fault_set(&f, err, "fork");
+    if (kind == K_SUDO) door_refuse(fds[0], err, "no process left for it in this sandbox");
+    else if (nfds > 1) frame_error(fds[1], &f, NULL);
+}
+
 /* Who has come, and by which exec: the kernel's word, not his. The tag 0: nobody any more, or nobody's. */
 int door_admit(struct visitor *v) {
     struct ucred who;

@@ -153,14 +153,6 @@ static void settle_task(struct task *t, pid_t pid, int err) {
     if (missed) ended(t, SIGKILL, &(struct rusage){0});
 }
 
-/* Nobody else will answer this connection. */
-static void refuse_worker(int kind, int err, const int *fds, int nfds) {
-    struct fault f;
-    fault_set(&f, err, "fork");
-    if (kind == K_SUDO) door_refuse(fds[0], err, "no process left for it in this sandbox");
-    else if (nfds > 1) frame_error(fds[1], &f, NULL);
-}
-
 static void settle_worker(const struct ctl *order, pid_t pid, int err, const int *fds, int nfds) {
     pid_t *worker = &workers[order->slot - TASKS];
     if (*worker == -(pid_t)order->order) *worker = pid > 0 && !(kill(pid, 0) && errno == ESRCH) ? pid : 0;
@@ -446,29 +438,35 @@ bool init_await(enum ctl_command word, int *fds, int *nfds, struct fault *f) {
     return true;
 }
 
-static bool enter(int *disk_fd, struct fault *f) {
-    int proc_fd = -1;
+/* All that may fail for want of something. */
+static bool prepare(int *disk_fd, int *proc_fd, struct fault *f) {
     if (!box.namespaces && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) return fault_set(f, errno, "become a subreaper");
     if (box.namespaces && box.user_mode == USER_RANGE && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)))
         return fault_set(f, errno, "become root of the box");
-    if (box.namespaces && !rootfs_enter(disk_fd, &proc_fd, f)) return false;
-    sweep_open(proc_fd);
-    landlock_disk = *disk_fd;
-    if (box.namespaces && !landlock_apply(f)) return false;
-    landlock_disk = -1;
-    if (box.container ? !confine_ahead(f) : !take_cgroups(f)) return false;
-    return sweep_works() || fault_set(f, EACCES, "see processes");
+    if (box.namespaces && !rootfs_make(disk_fd, proc_fd, f)) return false;
+    return box.container || take_cgroups(f);
 }
 
-/* For programs, whatever was ignored by those who started us: also the two that a C library keeps for itself, and make ignores. */
-static void forget_signals(void) {
-    static const uint64_t by_default[4]; /* the kernel's struct sigaction */
-    for (int s = 1; s < NSIG; s++) syscall(SYS_rt_sigaction, s, by_default, NULL, sizeof(uint64_t));
+/* The rest, while the box's maker is told that it stands: nothing runs before we listen. */
+static bool settle(int disk_fd, int proc_fd, struct fault *f) {
+    if (box.namespaces && !rootfs_enter(f)) return false;
+    sweep_open(proc_fd);
+    landlock_disk = disk_fd;
+    bool confined = box.namespaces ? landlock_apply(f) : !box.container || confine_ahead(f);
+    landlock_disk = -1;
+    return confined && (sweep_works() || fault_set(f, EACCES, "see processes"));
+}
+
+static void report(bool ok, enum ctl_command word, int fd, const struct fault *f) {
+    struct ctl m = {.command = ok ? word : C_FAILED, .err = f->err};
+    memcpy(m.stage, f->stage, sizeof m.stage);
+    tell(&m, &fd, ok && fd >= 0 ? 1 : 0);
+    if (!ok) _exit(1);
 }
 
 void init_main(int ctl_fd) {
     struct fault f = {0};
-    int disk_fd = -1;
+    int disk_fd = -1, proc_fd = -1;
     sigset_t all, child;
     ctl = ctl_fd;
     close_all_but(ctl, -1);
@@ -484,16 +482,14 @@ void init_main(int ctl_fd) {
     sigaddset(&child, SIGCHLD);
     signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
     if (!init_await(C_GO, NULL, NULL, &f)) _exit(1);
-    bool ok = enter(&disk_fd, &f);
+    bool ok = prepare(&disk_fd, &proc_fd, &f);
     if (box.namespaces) prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); /* a change of user would have cleared it; otherwise see end_box */
+    report(ok, C_READY, disk_fd, &f);
+    report(settle(disk_fd, proc_fd, &f), C_SETTLED, -1, &f);
     hide_memory();
-    struct ctl m = {.command = ok ? C_READY : C_FAILED, .err = f.err};
-    memcpy(m.stage, f.stage, sizeof m.stage);
-    tell(&m, &disk_fd, ok && disk_fd >= 0 ? 1 : 0);
-    if (!ok) _exit(1);
     drop_fd(&disk_fd);
     forker_start();
-    if (box.namespaces) limit_namespace(); /* nothing runs before we listen */
+    if (box.namespaces) limit_namespace();
     door_open();
     if (box.container) make_shepherd(); /* the keeper counts on it */
     loop();

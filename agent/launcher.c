@@ -68,8 +68,8 @@ static pid_t start_init(int ctl, struct fault *f) {
     return pid;
 }
 
-/* Until its root stands. */
-bool await_init(int ctl, int *disk_fd, struct fault *f) {
+/* READY: its root stands. SETTLED: it is in it. */
+bool await_init(int ctl, enum ctl_command word, int *disk_fd, struct fault *f) {
     struct ctl m;
     struct timeval patience = {15, 0}; /* a file system of the host may hang */
     int nfds = 1;
@@ -78,7 +78,7 @@ bool await_init(int ctl, int *disk_fd, struct fault *f) {
     if (n < 0 && errno == ECONNRESET) n = recv_fds(ctl, &m, sizeof m, NULL, NULL); /* it left with a word of ours unread: told first, once */
     if (n != sizeof m) return fault_set(f, ECHILD, "pid 1 ended during set-up");
     if (!nfds) *disk_fd = -1;
-    if (m.command == C_READY) return true;
+    if (m.command == word) return true;
     m.stage[sizeof m.stage - 1] = 0;
     return fault_set(f, m.err, "%s", m.stage);
 }
@@ -86,7 +86,7 @@ bool await_init(int ctl, int *disk_fd, struct fault *f) {
 bool tell_init(int ctl, enum ctl_command word, const int *fds, int nfds, struct fault *f) {
     struct ctl m = {.command = word};
     if (send_fds(ctl, &m, sizeof m, fds, nfds)) return true;
-    return await_init(ctl, &(int){-1}, f) && fault_set(f, ECHILD, "pid 1 does not listen"); /* it said why it ended */
+    return await_init(ctl, C_READY, &(int){-1}, f) && fault_set(f, ECHILD, "pid 1 does not listen"); /* it said why it ended */
 }
 
 /* What pid 1 begins with. */
@@ -112,6 +112,17 @@ static bool prepare_meanwhile(int ctl, struct fault *f) {
     return confine_keeper(f);
 }
 
+/* The first box of a launcher is looked at to its end: should this host refuse what comes last, whoever asked is to know why. */
+static bool await_box(int ctl, int *disk_fd, struct fault *f) {
+    if (!await_init(ctl, C_READY, disk_fd, f)) return false;
+    if (!ahead_proven()) {
+        if (!await_init(ctl, C_SETTLED, &(int){-1}, f)) return false;
+        ahead_prove();
+    }
+    ahead_hang_up();
+    return true;
+}
+
 static void undo(pid_t init) {
     if (init > 0) {
         kill(init, SIGKILL);
@@ -132,7 +143,7 @@ static void launch(int conn, struct json *spec, const struct buf *filter) {
     if (ok) ok = (init = start_init(ctl[1], &f)) > 0;
     drop_fd(&ctl[1]);
     if (ok && box.namespaces) ok = box_map_user(init, &f);
-    if (ok) ok = tell_init(ctl[0], C_GO, NULL, 0, &f) && prepare_meanwhile(ctl[0], &f) && await_init(ctl[0], &disk_fd, &f);
+    if (ok) ok = tell_init(ctl[0], C_GO, NULL, 0, &f) && prepare_meanwhile(ctl[0], &f) && await_box(ctl[0], &disk_fd, &f);
     if (ok) keeper_run(conn, ctl[0], init, disk_fd);
     undo(init);
     frame_error(conn, &f, NULL);

@@ -126,7 +126,7 @@ static int private_proc(void) {
     return (int)syscall(SYS_fsmount, fs, FS_CLOEXEC, SET_NOSUID | SET_NODEV | SET_NOEXEC);
 }
 
-bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f) {
+bool rootfs_make(int *disk_fd, int *proc_fd, struct fault *f) {
     char point[4200];
     const char *hostname = json_str(box.spec, "hostname");
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return fault_set(f, errno, "make mounts private");
@@ -137,7 +137,11 @@ bool rootfs_enter(int *disk_fd, int *proc_fd, struct fault *f) {
     if (json_get(box.spec, "layers") && !(disk_is_ready(f) && layers_mount(f) && disk_make_missing(point, f))) return false;
     if (!make_root(f)) return false;
     if (hostname && sethostname(hostname, strlen(hostname))) return fault_set(f, errno, "sethostname");
-    if (!box.net_made && !bring_up_loopback(f)) return false;
+    return box.net_made || bring_up_loopback(f);
+}
+
+/* The kernel looks at every process of the machine. */
+bool rootfs_enter(struct fault *f) {
     if (chdir(root)) return fault_set(f, errno, "chdir to the new root");
     if (syscall(SYS_pivot_root, ".", ".")) return fault_set(f, errno, "pivot_root");
     if (umount2(".", MNT_DETACH)) return fault_set(f, errno, "leave the old root");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capsule.errors import UnavailableError
+from capsule.errors import CapsuleError, UnavailableError
 from capsule.link.link import AgentLink
 from capsule.model import MIB, Isolation, Limits, SandboxId, SandboxSpec, Template
 from capsule.providers.local import plan
@@ -19,6 +20,7 @@ from tests.support.folders import server_folder
 
 pytestmark = pytest.mark.real
 
+LANDLOCK = ctypes.CDLL(None).syscall(444, None, 0, 1) > 0  # its version, if the kernel has it
 SPEC = SandboxSpec(Template("test", needs=("sh",)), Limits(disk=64 * MIB, inodes=2000))
 
 
@@ -49,6 +51,46 @@ def mounts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(plan, "mounts", changed)
 
     return change
+
+
+@pytest.fixture
+def refused_at_last(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From now on pid 1 fails when its root stands already, at what it does last."""
+    if not LANDLOCK:
+        pytest.skip("this kernel has no Landlock, and nothing else can be refused at last")
+    real = plan.landlock
+
+    def start() -> None:
+        def broken(*given: Any) -> dict[str, Any] | None:
+            rules = real(*given)
+            return None if rules is None else {**rules, "rules": [["/usr"]]}
+
+        monkeypatch.setattr(plan, "landlock", broken)
+
+    return start
+
+
+async def test_the_first_box_of_a_launcher_is_looked_at_to_its_end(
+    provider: LocalProvider, refused_at_last: Callable[[], None]
+) -> None:
+    refused_at_last()
+    for turn in range(2):
+        with pytest.raises(UnavailableError, match=r"landlock\.rules"):
+            await provider.launch(SandboxId(f"box{turn}"), SPEC)
+    assert [handle async for handle in provider.owned()] == []
+
+
+async def test_a_box_that_fails_at_last_is_gone_and_leaves_nothing(
+    provider: LocalProvider, refused_at_last: Callable[[], None]
+) -> None:
+    """Once one has settled the others are not waited for."""
+    await provider.launch(SandboxId("first"), SPEC)
+    refused_at_last()
+    box = await provider.launch(SandboxId("second"), SPEC)
+    with pytest.raises(CapsuleError):
+        await AgentLink(box.connect).execs()
+    await box.destroy()
+    assert [handle.sandbox_id async for handle in provider.owned()] == ["first"]
 
 
 @pytest.mark.parametrize("keep", [0, 1, 20, 40])
