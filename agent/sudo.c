@@ -82,7 +82,7 @@ static bool take(struct options *o, char letter, const char *value) {
     case 'b': o->background = true; break;
     case 'l': o->list = o->only = true; break;
     case 'k': case 'K': case 'v': o->only = true; break;
-    default: return letter && strchr("nSPABgpChrtT", letter);
+    default: return letter && strchr("nSPABpC", letter);
     }
     return true;
 }
@@ -121,6 +121,12 @@ static void add(struct words *w, char *word) {
 }
 
 static size_t name_length(const char *entry) { return strcspn(entry, "="); }
+
+/* NAME=value, and not a program whose path has such a sign. */
+static bool is_setting(const char *word) {
+    size_t n = name_length(word);
+    return n && word[n] && !memchr(word, '/', n);
+}
 
 /* NAME=value, instead of what there was of that name. */
 static void put(struct words *env, char *entry) {
@@ -187,7 +193,7 @@ static struct words environment(const struct options *o, const struct person *me
     char *all = joined(command, false);
     if (strlen(all) > COMMAND_MOST) all[COMMAND_MOST] = 0;
     set(&env, "SUDO_COMMAND", all);
-    for (; *own && strchr(*own, '='); own++) put(&env, *own);
+    for (; *own && is_setting(*own); own++) put(&env, *own);
     return env;
 }
 
@@ -233,7 +239,7 @@ static int run_here(const struct sudo_wish *w) {
 static int run(const struct options *o, const struct person *me, const struct person *who, char **rest) {
     struct sudo_wish w = {.dir = o->dir ? o->dir : o->login ? who->home : NULL};
     char **command = rest;
-    while (*command && strchr(*command, '=') && **command != '=') command++;
+    while (*command && is_setting(*command)) command++;
     w.argv = o->login || o->shell ? shell_command(o, who, command, &w.name) : command;
     if (!w.argv[0]) return sudo_fail("what is to be run?\n" USAGE);
     char *path = find_command(w.argv[0]);

@@ -20,6 +20,8 @@ enum { SUDO_TEXT, SUDO_CWD, SUDO_IN, SUDO_OUT, SUDO_ERR, SUDO_FDS };
 struct sudo_request {
     uint32_t size, argc, words;
     uint32_t terminal;     /* a bit for each of stdin, stdout, stderr that is to be the session's terminal; 0: it has none */
+    uint32_t mask;         /* of the modes of files */
+    uint64_t ignored;      /* signals that the program is to ignore, as its caller does; bit 0: the first */
     char name[64];         /* of the program, as its first argument; "": the path */
     struct winsize window;
     struct termios mode;

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
@@ -39,6 +40,18 @@ static bool find_door(void) {
     return reach(&a, sizeof SUDO_DOOR);
 }
 
+/* As after nohup: they are not passed on, and the program ignores them, too. */
+static bool is_ignored(int signal) {
+    struct sigaction now;
+    return !sigaction(signal, NULL, &now) && now.sa_handler == SIG_IGN;
+}
+
+static uint64_t ignored_signals(void) {
+    uint64_t all = 0;
+    for (int s = 1; s < NSIG; s++) all |= (uint64_t)is_ignored(s) << (s - 1);
+    return all;
+}
+
 static uint32_t add_words(struct buf *b, char *const *words) {
     uint32_t n = 0;
     for (; words[n]; n++) buf_add(b, words[n], strlen(words[n]) + 1);
@@ -55,6 +68,8 @@ static int say(const struct sudo_wish *w, bool terminal) {
     r.words = r.argc + add_words(&text, w->envp);
     r.size = (uint32_t)text.n;
     if (text.n > SUDO_MOST || r.words > SUDO_WORDS) return E2BIG;
+    r.ignored = ignored_signals();
+    umask((mode_t)(r.mask = umask(0)));
     if (w->name) snprintf(r.name, sizeof r.name, "%s", w->name);
     for (int i = 0; terminal && i < 3; i++) r.terminal |= (uint32_t)(isatty(i) << i);
     if (terminal && (ioctl(0, TIOCGWINSZ, &r.window) || tcgetattr(0, &r.mode))) return errno;
@@ -176,7 +191,8 @@ static int hear(const char *program) {
 static int listen_to_signals(void) {
     sigset_t set;
     sigemptyset(&set);
-    for (size_t i = 0; i < sizeof passed_on / sizeof *passed_on; i++) sigaddset(&set, passed_on[i]);
+    for (size_t i = 0; i < sizeof passed_on / sizeof *passed_on; i++)
+        if (!is_ignored(passed_on[i])) sigaddset(&set, passed_on[i]);
     sigprocmask(SIG_BLOCK, &set, NULL);
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }

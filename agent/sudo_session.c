@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #define PATIENCE 5000 /* ms until the client has said what it wants */
@@ -90,10 +91,12 @@ static void __attribute__((noreturn)) become(struct job *j, int terminal, int sa
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     bool ok = !setpgid(0, 0) && (terminal < 0 || !tcsetpgrp(terminal, getpid()));
     for (int i = 0; ok && i < 3; i++) ok = dup2(j->r.terminal >> i & 1 ? terminal : j->fds[SUDO_IN + i], i) >= 0;
-    ok = ok && !(*j->dir ? chdir(j->dir) : fchdir(j->fds[SUDO_CWD]));
     syscall(SYS_close_range, 3, LAST_FD, 4 /* CLOEXEC */);
     signal(SIGCHLD, SIG_DFL);
     set_signals(SIG_DFL);
+    for (int s = 1; s < NSIG; s++)
+        if (j->r.ignored >> (s - 1) & 1) signal(s, SIG_IGN);
+    umask(j->r.mask & 0777);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (ok && *j->r.name) j->argv[0] = j->r.name;
@@ -176,6 +179,11 @@ int sudo_session_main(void) {
     struct pollfd gone = {SUDO_CONN, 0, 0};
     if (poll(&gone, 1, 0) > 0) return 1; /* its exec may have been killed before we belonged to it */
     if (!job.r.argc) return tell(SU_ENDED, 0, NULL), 0;
+    if (*job.dir ? chdir(job.dir) : fchdir(job.fds[SUDO_CWD])) {
+        char what[sizeof((struct sudo_message){0}).text - 40];
+        snprintf(what, sizeof what, "unable to change directory to %s", *job.dir ? job.dir : "where you are");
+        return refuse(what, errno);
+    }
     tell(SU_BEGUN, 0, NULL);
     pid_t pid = start(&job, &err);
     if (pid < 0) return tell(SU_FAILED, err, NULL), 0;

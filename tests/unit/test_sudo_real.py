@@ -65,7 +65,10 @@ ENDS = {
     "sudo -u nobody id": (1, "nobody in this sandbox to become but root"),
     "sudo -u stranger id": (1, "unknown user stranger"),
     "sudo -Z id": (1, "-Z: no such option here"),
-    "sudo -D /nowhere id": (1, "No such file or directory"),
+    "sudo -D /nowhere id": (1, "unable to change directory to /nowhere: No such file or directory"),
+    "sudo -T 1 id": (1, "-T: no such option here"),
+    "sudo --group=user id": (1, "--group=user: no such option here"),
+    "sudo /tmp/a=b/c": (1, "unable to execute /tmp/a=b/c: No such file or directory"),
 }
 
 
@@ -74,6 +77,15 @@ async def test_how_it_ends(base: Sandbox) -> None:
         done = await base.service.exec(base.id, ExecCall(("bash", "-lc", f"{command}; exit $?")))
         assert (done.exit.exit_code, done.stdout) == (code, b""), command
         assert said in done.stderr.decode()
+
+
+async def test_what_the_caller_ignores_and_its_mask_are_the_programs(base: Sandbox) -> None:
+    script = (
+        "umask 077; sudo sh -c umask; trap '' HUP TERM;"
+        " sudo sh -c 'kill -HUP $$; kill -TERM $$; echo alive' &"
+        " kill -HUP $!; kill -TERM $!; wait $!; echo $?"
+    )
+    assert (await base.sh(script)).split() == ["0077", "alive", "0"]
 
 
 async def test_input_output_and_errors_are_the_callers(base: Sandbox) -> None:
