@@ -64,12 +64,15 @@ def is_over(client: CapsuleClient, id: str) -> bool:
 
 
 def descendants(pid: int) -> list[str]:
-    """The names of a process's children, theirs, and so on."""
+    """The names of a process's children, theirs, and so on; not those inside of sandboxes."""
     names: list[str] = []
+    here = os.readlink("/proc/self/ns/pid")
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            names.append(Path(f"/proc/{child}/comm").read_text().strip())
-            names += descendants(int(child))
+            with contextlib.suppress(FileNotFoundError):  # another test's, which has ended
+                if os.readlink(f"/proc/{child}/ns/pid") == here:
+                    names.append(Path(f"/proc/{child}/comm").read_text().strip())
+                    names += descendants(int(child))
     return names
 
 
