@@ -168,7 +168,7 @@ def test_a_kill_finds_its_way_through_a_crowd(cell: Cell, helpers: Path) -> None
     proof="see daemon",
 )
 def test_nobody_outlives_the_sandbox(cell: Cell, helpers: Path) -> None:
-    with cell.box(fresh=True) as sandbox:
+    with cell.box(fresh=True, processes=200) as sandbox:
         _install(sandbox, helpers)
         mark = f"9.{secrets.randbelow(10**9)}"  # an argument that nobody else has
         for number, how in enumerate(("no-leader", "hopping", "hydra", "unreadable", "stopping")):
