@@ -105,9 +105,9 @@ static bool prepare(struct fault *f) {
 /* What it needs at the end, and what we do for ourselves, while it makes the root. */
 static bool prepare_meanwhile(int ctl, struct fault *f) {
     if (!disk_prepare(f) || (box.namespaces && !tell_init(ctl, C_DISK, NULL, 0, f))) return false;
+    disk_let_go(); /* the box has its own hold on it; later, we would wait for its pivot_root */
     if (!box_make_cgroups(f) || !tell_init(ctl, C_CGROUPS, box.cgroup_fds, box.ncgroups, f)) return false;
     if (listen(keeper.listener, 256)) return fault_set(f, errno, "listen");
-    disk_let_go(); /* the box has its own hold on it */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     return confine_keeper(f);
 }
