@@ -12,7 +12,16 @@ import pytest
 
 from capsule.errors import CapsuleError, UnavailableError
 from capsule.link.link import AgentLink
-from capsule.model import MIB, Isolation, Limits, SandboxId, SandboxSpec, Template
+from capsule.model import (
+    MIB,
+    ExecId,
+    ExecRequest,
+    Isolation,
+    Limits,
+    SandboxId,
+    SandboxSpec,
+    Template,
+)
 from capsule.providers.local import plan
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
@@ -87,8 +96,9 @@ async def test_a_box_that_fails_at_last_is_gone_and_leaves_nothing(
     await provider.launch(SandboxId("first"), SPEC)
     refused_at_last()
     box = await provider.launch(SandboxId("second"), SPEC)
+    request = ExecRequest(("/bin/true",), ExecId("e"), timeout=15.0)
     with pytest.raises(CapsuleError):
-        await AgentLink(box.connect).execs()
+        await AgentLink(box.connect).collect(request)
     await box.destroy()
     assert [handle.sandbox_id async for handle in provider.owned()] == ["first"]
 
