@@ -4,48 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from capsule.errors import CapsuleError, UnavailableError
 from capsule.link.link import AgentLink
-from capsule.model import (
-    MIB,
-    ExecId,
-    ExecRequest,
-    Isolation,
-    Limits,
-    SandboxId,
-    SandboxSpec,
-    Template,
-)
+from capsule.model import ExecId, ExecRequest, SandboxId
 from capsule.providers.local import plan
 from capsule.providers.local.provider import LocalProvider
-from capsule.providers.local.settings import LocalSettings
-from tests.support.folders import server_folder
+from tests.unit.test_local_ahead import SPEC, folder, provider
 
-pytestmark = pytest.mark.real
+__all__ = ["folder", "provider"]
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("as_root")]
 
 LANDLOCK = ctypes.CDLL(None).syscall(444, None, 0, 1) > 0  # its version, if the kernel has it
-SPEC = SandboxSpec(Template("test", needs=("sh",)), Limits(disk=64 * MIB, inodes=2000))
-
-
-@pytest.fixture
-async def provider(agent_binary: Path) -> AsyncIterator[LocalProvider]:
-    with server_folder("cap-", data="data") as folder:
-        made = LocalProvider(
-            LocalSettings(
-                folder / "data", folder / "run", agent_binary, isolation=Isolation.NAMESPACES
-            )
-        )
-        await made.open()
-        yield made
-        async for handle in made.owned():
-            await made.discard(handle)
-        await made.aclose()
 
 
 @pytest.fixture
