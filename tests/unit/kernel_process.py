@@ -139,7 +139,7 @@ class KernelProcess:
             seen += said.decode()
         self.signal()
         done = self.finish(pressing=self.kernel != "python")
-        if self.pressed:
+        for _ in range(self.pressed):
             self.run(IDLE[self.kernel])  # what was sent once too often is for this one
         return done
 

@@ -62,6 +62,12 @@ require('child_process').execSync('echo child; cat', {stdio: 'inherit'});
     assert (done.stdout, done.stderr) == ("out\nchild\n", "err\n")
 
 
+def test_javascript_output_is_all_there_when_the_run_ends(node: KernelProcess) -> None:
+    done = node.run("console.log('x'.repeat(3_000_000)); console.error('y'.repeat(3_000_000))")
+    assert (len(done.stdout), len(done.stderr)) == (3_000_001, 3_000_001)
+    assert node.run("1").stdout == ""
+
+
 def test_javascript_errors_come_without_our_frames(node: KernelProcess) -> None:
     done = node.run("function f() { throw new TypeError('no') }\nf()")
     assert done.error is not None
@@ -77,12 +83,21 @@ def test_javascript_errors_come_without_our_frames(node: KernelProcess) -> None:
     wrong = node.run("a +")
     assert wrong.error is not None
     assert wrong.error.name == "SyntaxError"
+    statement = node.run("import fs from 'fs'")
+    assert statement.error is not None
+    assert statement.error.value.endswith("; use require() or await import()")
 
 
-@pytest.mark.parametrize("code", ["while (true) {}", "await new Promise(() => {})"])
+ENDLESS = (
+    "console.log('on'); while (true) {}",
+    "setTimeout(() => console.log('on'), 20); await new Promise(() => {})",
+)
+
+
+@pytest.mark.parametrize("code", ENDLESS, ids=["busy", "waiting"])
 def test_javascript_is_interrupted(node: KernelProcess, code: str) -> None:
     node.run("const x = 7")
-    done = node.interrupted(f"console.log('on'); {code}", after="on")
+    done = node.interrupted(code, after="on")
     assert done.error is not None
     assert (done.status, done.error.name) == ("interrupted", "Interrupted")
     assert node.run("x").text == "7"

@@ -39,6 +39,12 @@ def test_top_level_await(every: KernelProcess) -> None:
     assert (done.text, done.status) == ("5", "ok")
     assert every.run("async with asyncio.Lock() as lock: y = 7").status == "ok"
     assert every.run("y, asyncio.run(f())").text == "(7, 5)"
+    begun = every.run(
+        "tasks = [asyncio.create_task(f()) for _ in 'ab']\nawait asyncio.gather(*tasks)"
+    )
+    assert (begun.text, begun.error, begun.stderr) == ("[5, 5]", None, "")
+    left = every.run("import sys\nawait f()\nsys.exit(3)")
+    assert left.error is not None and left.stderr == ""
 
 
 def test_output_of_children_and_of_c_code_comes_in_order(every: KernelProcess) -> None:
@@ -117,6 +123,8 @@ def test_a_fork_of_user_code_does_not_speak_for_us(kernel: KernelProcess) -> Non
     code = "import os\npid = os.fork()\nprint('child' if not pid else os.waitpid(pid, 0)[1])"
     done = kernel.run(code)
     assert (sorted(done.stdout.split()), done.status) == (["0", "child"], "ok")
+    done = kernel.run("pid = os.fork()\nif pid: os.waitpid(pid, 0)\n'told once'")
+    assert [each.text for each in done.shown] == ["'told once'"]
     assert kernel.run("1 + 1").text == "2"
 
 
@@ -304,6 +312,29 @@ plt.plot([1, 2], [3, 4], label="up"); plt.title("T"); plt.xlabel("X"); plt.yscal
 
     (bars,) = charts("plt.bar(['a', 'b'], [1, 2]);")
     assert (bars["type"], bars["series"]) == ("bar", [{"label": "", "x": ["a", "b"], "y": [1, 2]}])
+    for code, names in {
+        "plt.hist([1, 1, 2, 3], bins=4);": [
+            1.25,
+            1.75,
+            2.25,
+            2.75,
+        ],  # no ticks, though some are at ticks
+        "plt.bar([1, 2], [3, 4]); plt.xticks([1, 2], ['p', 'q']);": ["p", "q"],
+        "plt.barh([1, 2], [3, 4]);": [1.0, 2.0],
+        "pd.DataFrame({'n': [1, 2]}, index=['p', 'q']).plot.bar();": ["p", "q"],
+        "import datetime\nplt.bar([datetime.date(2024, 1, 2)], [1]);": [
+            "2024-01-02T00:00:00+00:00"
+        ],
+    }.items():
+        (bars,) = charts(code)
+        assert msgspec.convert(bars["series"], list[dict[str, object]])[0]["x"] == names
+    (flat,) = charts("plt.figure().add_subplot(projection='3d').plot([1, 2], [1, 2], [1, 2]);")
+    assert (flat["type"], flat["series"]) == ("unknown", [])
+    endless = scientific.run("import numpy\nplt.plot(numpy.array([1, numpy.inf]));")
+    assert (endless.stderr, len(endless.shown)) == ("", 1)
+    failed = scientific.run("plt.plot([1, 2]); 1 / 0")
+    assert failed.status == "error" and [each.main for each in failed.shown] == [False]
+    assert scientific.run("plt.get_fignums()").text == "[]"
     (dots,) = charts("plt.scatter([1, 2], [3, 4]);")
     assert (dots["type"], dots["series"]) == ("scatter", [{"label": "", "x": [1, 2], "y": [3, 4]}])
     (pie,) = charts("plt.pie([1, 3], labels=['x', 'y']);")

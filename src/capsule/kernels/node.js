@@ -55,6 +55,13 @@
     }
   }
 
+  // A pipe's stream keeps what does not fit for later: it would come with the next run, or never.
+  // Made blocking, it writes at once, and a program that only writes does not fill the memory.
+  function writeAtOnce(stream) {
+    const handle = stream._handle;
+    if (handle && handle.setBlocking) handle.setBlocking(true);
+  }
+
   function send(message, fd = 1) {
     const data = Buffer.from(JSON.stringify(message));
     for (let start = 0; start < data.length; start += PIECE) {
@@ -157,6 +164,7 @@
       const isError = error instanceof Error || util.types.isNativeError(error);
       name = isError ? String(error.name) : typeof error;
       value = isError ? String(error.message) : util.inspect(error);
+      if (value.startsWith('Cannot use import statement')) value += '; use require() or await import()';
       trace = isError ? String(error.stack || error).replace(FRAMES, '') : `Uncaught ${value}`;
     } catch {
       value = '(its text cannot be had)';
@@ -316,6 +324,8 @@
     writable: true,
     value: (...values) => values.forEach((value) => send(describe(value, false))),
   });
+  writeAtOnce(process.stdout);
+  writeAtOnce(process.stderr);
   globalThis.require = createRequire(`${process.cwd()}/`);
   process.on('SIGINT', () => interrupted && interrupted());
   // What goes wrong after a run has ended is told, and is no reason to end the interpreter.

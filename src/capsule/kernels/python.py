@@ -143,7 +143,8 @@ def clean(value, depth=0):
     if isinstance(value, int):
         return int(value) if abs(value) < 1 << 63 else str(value)
     if isinstance(value, float):
-        return float(value) if value - value == 0 else None
+        value = float(value)  # numpy's own would warn of what is infinite
+        return value if value - value == 0 else None
     if depth < DEEPEST:
         if isinstance(value, dict):
             return {text_of(str(k)): clean(v, depth + 1) for k, v in value.items()}
@@ -352,6 +353,8 @@ def as_given(axis, numbers):
 
 
 def axes_series(axes):
+    if getattr(axes, "name", "") == "3d":
+        return "unknown", []  # what it has are points on the paper
     boxes = getattr(axes, "_capsule_boxes", None)
     if boxes:
         return "box", boxes
@@ -381,20 +384,31 @@ def axes_series(axes):
 def bar_series(axes, container):
     """Horizontal bars are told by the axis that their lengths are measured on."""
     across = getattr(container, "orientation", None) == "horizontal"
-    starts, ticks = [], (axes.get_yticklabels() if across else axes.get_xticklabels())
-    names = {}
-    for tick in ticks:
-        position = tick.get_position()[1 if across else 0]
-        names[round(float(position), 6)] = tick.get_text()
-    values = []
-    for bar in container.patches[:MOST_POINTS]:
-        middle = bar.get_y() + bar.get_height() / 2 if across else bar.get_x() + bar.get_width() / 2
-        starts.append(names.get(round(float(middle), 6)) or clean(float(middle)))
-        values.append(clean(float(bar.get_width() if across else bar.get_height())))
-    series = {"label": label_of(container), "x": starts, "y": values}
+    bars = container.patches[:MOST_POINTS]
+    if across:
+        middles = [float(bar.get_y() + bar.get_height() / 2) for bar in bars]
+    else:
+        middles = [float(bar.get_x() + bar.get_width() / 2) for bar in bars]
+    series = {
+        "label": label_of(container),
+        "x": bar_names(axes.yaxis if across else axes.xaxis, middles),
+        "y": [clean(float(bar.get_width() if across else bar.get_height())) for bar in bars],
+    }
     if across:
         series["horizontal"] = True
     return series
+
+
+def bar_names(axis, middles):
+    """What stands below each: a name, where the axis has names; else the number or date."""
+    formatter = axis.get_major_formatter()
+    numbers = [is_a(formatter, "matplotlib", kind) for kind in ("ScalarFormatter", "LogFormatter")]
+    if scale_of(axis) == "datetime" or any(numbers):
+        return [clean(each) for each in as_given(axis, middles)]
+    side = 1 if axis.axis_name == "y" else 0
+    ticks = axis.get_ticklabels()
+    names = {round(float(tick.get_position()[side]), 6): tick.get_text() for tick in ticks}
+    return [names.get(round(middle, 6)) or clean(middle) for middle in middles]
 
 
 def line_points(axes, line):
@@ -618,21 +632,27 @@ class Kernel:
 
     def execute(self, code):
         signal.signal(signal.SIGINT, self.wire.interrupt)
-        self.wire.run, self.wire.pending, self.wire.running = self.run, False, True
+        self.wire.run, self.wire.pending = self.run, False
         status = "ok"
-        try:
-            value = self.evaluate(code)
-            if value is not None:
-                self.names["_"] = value
-                self.tell(value, main=True)
-            self.show_figures()
-        except BaseException as error:
+        for part in (lambda: self.conclude(code), self.show_figures):
+            self.wire.running = True
+            try:
+                part()
+            except BaseException as error:
+                self.wire.running = False
+                if status == "ok" and os.getpid() == self.pid:
+                    self.report(error)
+                status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
             self.wire.running = False
-            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
-            if os.getpid() == self.pid:
-                self.report(error)
-        self.wire.running = False
+            if status == "interrupted" or os.getpid() != self.pid:
+                break
         return {"k": "end", "run": self.run, "status": status}
+
+    def conclude(self, code):
+        value = self.evaluate(code)
+        if value is not None and os.getpid() == self.pid:
+            self.names["_"] = value
+            self.tell(value, main=True)
 
     def evaluate(self, code):
         name = f"<run {self.run}>"
@@ -642,28 +662,37 @@ class Kernel:
         last = None
         if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
             last = ast.Expression(tree.body.pop().value)
-        body = compile(tree, name, "exec", flags, True)
-        self.flags |= body.co_flags & self.future
-        self.step(body)
+        parts = [compile(tree, name, "exec", flags, True)]
+        self.flags |= parts[0].co_flags & self.future
         if last is not None:
-            return self.step(compile(last, name, "eval", flags | self.flags, True))
-        return None
+            parts.append(compile(last, name, "eval", flags | self.flags, True))
+        if any(awaits(part) for part in parts):
+            return self.wait_for(self.one_by_one(parts))
+        return [eval(part, self.names) for part in parts][-1]
 
-    def step(self, code):
-        if not code.co_flags & 0x80:  # CO_COROUTINE: it has a top-level await
-            return eval(code, self.names)
+    async def one_by_one(self, parts):
+        """Those that await nothing as well: what they start is to run in the loop of the others."""
+        for part in parts:
+            value = eval(part, self.names)
+            if awaits(part):
+                value = await value
+        return value
+
+    def wait_for(self, coroutine):
         import asyncio
 
         if self.loop is None or self.loop.is_closed():
             self.loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self.loop)
-        task = self.loop.create_task(eval(code, self.names))
+        task = self.loop.create_task(coroutine)
         try:
             return self.loop.run_until_complete(task)
         except BaseException:
             if not task.done():  # interrupted: it must not go on when the loop does
                 task.cancel()
                 self.loop.run_until_complete(asyncio.wait({task}, timeout=1))
+            elif not task.cancelled():
+                task.exception()  # or it would be logged as one that nobody saw
             raise
 
     def remember(self, name, code):
@@ -698,6 +727,11 @@ class Kernel:
         body = {"k": "error", "run": self.run, "name": text_of(type(error).__name__)}
         body["value"], body["traceback"] = text_of(value)[:65536], text_of("".join(lines))[-262144:]
         self.wire.send(body)
+
+
+def awaits(code):
+    """Whether it has a top-level await."""
+    return bool(code.co_flags & 0x80)  # CO_COROUTINE
 
 
 def own_frames(tb):
