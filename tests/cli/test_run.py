@@ -174,7 +174,7 @@ def test_json_is_one_document(cli: Cli) -> None:
 )
 def test_mistakes_are_told_in_two_lines(cli: Cli, args: list[str], code: int, message: str) -> None:
     done = cli(*args)
-    assert (done.code, done.out) == (code, "")
+    assert (done.code, done.out) == (code, ""), done.err
     assert message.lower() in done.err.lower()
     assert done.err.startswith("error: ")
     assert len(done.err.splitlines()) <= 2

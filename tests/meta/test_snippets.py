@@ -1,4 +1,4 @@
-"""What people paste works: README, the SDK's page, the examples and the server's own greeting."""
+"""What people paste works: README, pages of docs/, the examples and the server's own greeting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.support import ROOT, clean_env, free_port, wait_for
+from tests.support import ROOT, clean_env, component_missing, free_port, wait_for
 from tests.support.servers import RealServer
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(60)]
@@ -54,6 +54,16 @@ def run(server: RealServer, *argv: str, stdin: str = "") -> str:
 def test_python_snippets_run(name: str, server: RealServer) -> None:
     code = here(blocks(ROOT / name, "python"), server)
     assert "CapsuleClient" in code or "SandboxClient" in code
+    run(server, sys.executable, "-W", "error", "-", stdin=code)
+
+
+@pytest.mark.parametrize("name", ["docs/snapshots.md", "docs/volumes.md"])
+def test_python_snippets_about_kept_files_run(name: str, server: RealServer) -> None:
+    with urlopen(f"{server.url}/v1/capabilities", timeout=5) as answer:
+        if b'"snapshot"' not in answer.read():
+            component_missing("this host keeps no files of sandboxes")
+    before = "from pathlib import Path\nfrom capsule_sdk import CapsuleClient\n"
+    code = f"{before}client = CapsuleClient()\n{blocks(ROOT / name, 'python')}"
     run(server, sys.executable, "-W", "error", "-", stdin=code)
 
 

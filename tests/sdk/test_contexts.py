@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import pickle
 import threading
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,12 @@ def test_arguments_are_named_as_they_were_given(capsule: Capsule) -> None:
         capsule.run_code(5)  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match="has no language 'cobol'"):
         capsule.run_code("1", language="cobol", on_stdout=print)
+
+
+def test_an_option_that_there_is_not_is_refused(capsule: Capsule) -> None:
+    misspelt: Any = {"tiemout": 1}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tiemout'"):
+        capsule.run_code("1", **misspelt)
 
 
 def test_a_sandbox_that_ends_takes_its_contexts_along(capsule: Capsule) -> None:

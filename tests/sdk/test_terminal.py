@@ -99,7 +99,7 @@ def test_the_end_of_the_sandbox_ends_the_terminal(capsule: Capsule) -> None:
 
 
 def test_nobody_listens_is_an_error_of_ours() -> None:
-    from capsule_sdk._drivers import Target
+    from capsule_sdk._target import Target
 
     target = Target.at(f"http://127.0.0.1:{free_port()}", {"User-Agent": "x"}, 0)
     with pytest.raises(UnavailableError, match="capsule serve"):

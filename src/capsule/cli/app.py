@@ -13,6 +13,7 @@ from capsule.cli import show
 from capsule.cli.audit_commands import audit
 from capsule.cli.key_commands import key
 from capsule.cli.snapshot_commands import diff, fork, snapshot, steps, undo
+from capsule.cli.template_commands import template
 from capsule.cli.tenant_commands import tenant
 from capsule.cli.volume_commands import parse, volume
 
@@ -24,7 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-template = typer.Typer(no_args_is_help=True, help="What sandboxes start from.")
 app.add_typer(template, name="template")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(volume, name="volume")
@@ -256,7 +256,15 @@ def exec_program(
         raise typer.BadParameter("name the program to run")
     if tty and json:
         raise typer.BadParameter("--tty and --json exclude each other")
-    call = remote.Program(argv, o.pairs(env), cwd, timeout, session, tty, interactive)
+    call = remote.Program(
+        argv,
+        env=o.pairs(env),
+        cwd=cwd,
+        timeout=timeout,
+        session=session,
+        tty=tty,
+        interactive=interactive,
+    )
     return remote.exec_program(remote.Server(url, api_key), id, call, as_json=json)
 
 
@@ -348,99 +356,6 @@ def doctor(json: o.Json = False) -> int:
     from capsule.cli.doctor import examine
 
     return examine(as_json=json)
-
-
-@template.command("ls")
-def template_ls(json: o.Json = False) -> int:
-    """List the templates."""
-    from capsule.cli import templates
-
-    return templates.list_templates(as_json=json)
-
-
-@template.command("show")
-def template_show(
-    name: Annotated[str, typer.Argument(help="A template.", autocompletion=o.complete_template)],
-    json: o.Json = False,
-) -> int:
-    """Everything about one template."""
-    from capsule.cli import templates
-
-    return templates.show_template(name, as_json=json)
-
-
-@template.command("build")
-def template_build(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|FOLDER",
-            help="One that Capsule brings a Dockerfile for, or a folder with your own.",
-        ),
-    ],
-    name: Annotated[str | None, typer.Option(help="Default: the folder's name.")] = None,
-    file: Annotated[
-        str, typer.Option("--file", "-f", help="The Dockerfile, relative to the folder.")
-    ] = "Dockerfile",
-    build_arg: Annotated[
-        list[str] | None,
-        typer.Option("--build-arg", metavar="K=V", help="A build argument; repeatable."),
-    ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step again.")] = False,
-    pull: Annotated[bool, typer.Option("--pull", help="Look for newer base images.")] = False,
-    provider: o.ImageProvider = None,
-    json: o.Json = False,
-) -> int:
-    """Build a template's image with the Docker Engine, and make it a template."""
-    show.quiet_logs()
-    from capsule.cli.building import Order, build_image
-
-    args = o.pairs(build_arg, option="--build-arg")
-    order = Order(target, name, file, args, not no_cache, pull, provider)
-    return build_image(order, as_json=json)
-
-
-@template.command("import")
-def template_import(
-    archive: Annotated[Path, typer.Argument(help="From `docker save`, or an OCI layout, as tar.")],
-    name: Annotated[str | None, typer.Option(help="Default: the archive's name.")] = None,
-    replace: Annotated[bool, typer.Option(help="Replace one of the same name.")] = False,
-    provider: o.ImageProvider = None,
-    json: o.Json = False,
-) -> int:
-    """Unpack an image and make it a template."""
-    show.quiet_logs()
-    from capsule.cli import templates
-
-    return templates.import_image(archive, name, provider=provider, replace=replace, as_json=json)
-
-
-@template.command("export")
-def template_export(
-    name: Annotated[str, typer.Argument(help="A template.", autocompletion=o.complete_template)],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default: the template's name and .tar.")
-    ] = None,
-    provider: o.ImageProvider = None,
-    json: o.Json = False,
-) -> int:
-    """Write a template's image to a file, for another provider or another machine."""
-    show.quiet_logs()
-    from capsule.cli import templates
-
-    return templates.export_image(name, output, provider=provider, as_json=json)
-
-
-@template.command("rm")
-def template_rm(
-    name: Annotated[str, typer.Argument(help="A template.", autocompletion=o.complete_template)],
-    json: o.Json = False,
-) -> int:
-    """Remove a template that was built or imported, and its images."""
-    show.quiet_logs()
-    from capsule.cli import templates
-
-    return templates.remove_image(name, as_json=json)
 
 
 @app.command()

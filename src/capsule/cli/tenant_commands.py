@@ -64,7 +64,8 @@ def tenant_set(
     if json:
         show.as_json({"tenant": name, "quota": quota})
     else:
-        print(", ".join(f"{key} {value}" for key, value in quota.items()) or "the configuration's")
+        told = ", ".join(f"{key} {_shown(value, key)}" for key, value in quota.items())
+        print(told or "the configuration's")
     return 0
 
 
@@ -86,5 +87,12 @@ def tenant_list(url: o.Url = None, api_key: o.ApiKey = None, json: o.Json = Fals
 
 
 def _of(used: Any, limit: Any, name: str) -> str:
-    shown = show.size if name in ("memory", "storage") else str
-    return f"{'-' if used is None else shown(used)} of {shown(limit) if limit else 'any'}"
+    return f"{'-' if used is None else _text(used, name)} of {_shown(limit, name)}"
+
+
+def _shown(limit: Any, name: str) -> str:
+    return _text(limit, name) if limit else "any"
+
+
+def _text(value: Any, name: str) -> str:
+    return show.size(value) if name in ("memory", "storage") else str(value)

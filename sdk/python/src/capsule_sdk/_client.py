@@ -9,13 +9,14 @@ from typing import Any, Self, TypedDict, Unpack
 import httpx
 
 from ._arguments import millis, number, whole, wrong
-from ._drivers import AsyncDriver, SyncDriver, Target
+from ._drivers import AsyncDriver, SyncDriver
 from ._flow import Flow
 from ._keys import AsyncKeys, Keys
 from ._rpc import new_key, rpc
 from ._sandbox import AsyncCapsule, Capsule
 from ._sessions import AsyncSessions, Sessions
 from ._snapshots import AsyncSnapshots, Snapshots
+from ._target import Target
 from ._templates import AsyncTemplates, Templates
 from ._tenants import AsyncTenants, Tenants
 from ._volumes import AsyncVolumes, Volumes

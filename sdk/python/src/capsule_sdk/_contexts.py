@@ -71,6 +71,9 @@ def run(
     **where: str | None,
 ) -> Flow[RunResult]:
     """In one message each way; or as events, where somebody wants to hear of them."""
+    for name in set(options) - set(RunOptions.__annotations__):
+        # Python itself says so for plain parameters; a timeout that is dropped in silence is none.
+        raise TypeError(f"run got an unexpected keyword argument {name!r}")
     told = {name: options.get(name) for name in ("on_stdout", "on_stderr", "on_result")}
     timeout = options.get("timeout")
     given = {"code": code, "timeout": timeout, **where}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
     from websockets.sync.client import ClientConnection as SyncConnection
 
-    from ._drivers import Target
+    from ._target import Target
 
 _PROTOCOL = Subprotocol("capsule.terminal.v1")  # bytes are data, text messages are JSON
 _MAX_MESSAGE = 4 * 1024 * 1024
