@@ -22,6 +22,7 @@
 #define LAST_FD 0x7fffffffu /* for close_range: gVisor refuses numbers that no descriptor can have */
 #define DATA_CHUNK (64u << 10) /* payload of one outgoing DATA frame */
 #define MAX_CGROUPS 8
+#define MAX_MOUNTS 128
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
@@ -111,6 +112,9 @@ struct box {
     bool filter_ahead;        /* pid 1's stand-in has it too: to load one takes gVisor as long as to fork */
     uint32_t fork_answer;     /* what programs get for the calls that the forker keeps; 0: it has no filter, each program loads it all */
     const struct json *landlock;
+    bool bare;                /* cloned from a mount namespace with nothing in it (nowhere.c) */
+    int host, disk;           /* then: what pid 1 is to mount: the host's tree, if it needs that, and its disk; -1: none */
+    int trees[MAX_MOUNTS];    /* otherwise: what each entry of `mounts` binds; 0: nothing */
     bool net_made;            /* the keeper is in a network namespace that was made for the box */
     double started;
 };
@@ -137,25 +141,31 @@ void ahead_hear(void);
 int ahead_take_disk(const char *template, const char *dir); /* in a launch; -1: there is none */
 int ahead_take_net(void);                                   /* likewise */
 void ahead_let_go(void);
-bool ahead_proven(void); /* a box of this launcher has settled */
-void ahead_prove(void);
-void ahead_hang_up(void);
+
+/* nowhere.c: the mount namespace that boxes are cloned from */
+void nowhere_make(void);                              /* by the launcher */
+bool nowhere_is(void);                                /* and this box may be cloned from it */
+void nowhere_let_go(void);
+int nowhere_enter(struct fault *f);                   /* by the keeper, to clone pid 1; returns the way back, or -1 */
+bool nowhere_leave(int home, struct fault *f);
+bool nowhere_furnish(struct fault *f);                /* by pid 1: what it is to build its root in; the host's files are at their paths if it needs them */
+bool nowhere_move(const char *root, struct fault *f); /* likewise: nothing of the host is left but what the new root has of it */
 
 /* disk.c */
 int disk_make(const char *template, const char *dir, struct fault *f); /* a mount that is nowhere yet, or -1 */
-bool disk_mount(struct fault *f);     /* by root, in the keeper's mount namespace */
+bool disk_mount(struct fault *f);     /* by root: for pid 1, or in the keeper's mount namespace */
 bool disk_prepare(struct fault *f);   /* likewise: the folders that pid 1 binds */
 void disk_let_go(void);
 int disk_main(char *text);
 bool disk_mount_shared(const char *image, const char *point, struct fault *f); /* likewise */
-bool disk_mount_tmpfs(struct fault *f); /* by pid 1, in the box's own */
-bool disk_make_dirs(const char *root, bool outside, struct fault *f);
+bool disk_mount_own(struct fault *f);   /* by pid 1, in the box's own */
 bool disk_make_missing(const char *root, struct fault *f); /* by pid 1, over layers */
 
 /* layers.c: a disk over layers of the host */
 int map_namespace(uint32_t base, uint32_t count, struct fault *f); /* -1: see f */
 int map_tree(const char *path, int userns, bool read_only);        /* -1: see errno */
 bool map_over_itself(const char *path, int userns, bool read_only, struct fault *f);
+bool layers_or_volumes(void);
 bool layers_map(struct fault *f);   /* by root, in the keeper's mount namespace */
 bool layers_make_dirs(int disk, bool outside, struct fault *f);
 bool layers_mount(struct fault *f); /* by pid 1 */
@@ -164,14 +174,18 @@ bool volumes_make_points(const char *root, struct fault *f); /* for an engine, w
 void volumes_open_parents(void);                             /* in a container */
 
 /* save.c: the worker that reads all that a box has written */
-void save_main(int disk, int conn, bool full, double unchanged_since) __attribute__((noreturn));
+enum { SAVE_FULL = 1, SAVE_DIFFERENCE = 2 };
+void save_main(int disk, int conn, uint32_t how, double unchanged_since) __attribute__((noreturn));
 
 /* fill.c: the other way round, by a file worker */
 void fill_files(int conn) __attribute__((noreturn));
 
 /* rootfs.c: the new root, made by pid 1 */
-bool rootfs_make(int *disk_fd, int *proc_fd, struct fault *f);
-bool rootfs_enter(struct fault *f); /* and leave the host's */
+bool rootfs_needs_host(void);
+int rootfs_copy(const char *path, uint64_t attrs); /* a mount that is nowhere yet; -1: see errno */
+bool rootfs_open(struct fault *f);                 /* by the keeper */
+void rootfs_close(void);
+bool rootfs_make(int *disk_fd, int *proc_fd, struct fault *f); /* and leave the host's */
 bool bring_up_loopback(struct fault *f);
 
 /* userns.c: root of the box */
@@ -198,7 +212,7 @@ void hide_memory(void);
 int landlock_abi(void);
 
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
-enum ctl_command { C_GO = 1, C_DISK, C_CGROUPS, C_READY, C_SETTLED, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
+enum ctl_command { C_GO = 1, C_DISK, C_CGROUPS, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
                    C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW, C_SHEPHERD,
                    C_VISIT };
 enum spawn_kind { K_EXEC, K_FILE, K_SAVE, K_SUDO };
@@ -364,7 +378,7 @@ uint64_t oom_kills(void);
 int launcher_main(int listen_fd, int lifeline);
 bool bind_socket(struct fault *f);
 bool tell_init(int ctl, enum ctl_command word, const int *fds, int nfds, struct fault *f);
-bool await_init(int ctl, enum ctl_command word, int *disk_fd, struct fault *f);
+bool await_init(int ctl, int *disk_fd, struct fault *f); /* until the box stands */
 int container_main(char **argv);
 int relay_main(char **argv);
 void hide_words(char **words);

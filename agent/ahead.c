@@ -12,13 +12,12 @@
 #define QUIET 2.0     /* ms without a launch */
 #define AGAIN 60000.0 /* ms after one that could not be made, or of which nothing was heard */
 
-struct wish { char kind; char text[8400]; }; /* 'w': a box has this disk, 'd': here is one, 'f': it could not be made, 'p': a box has settled */
+struct wish { char kind; char text[8400]; }; /* 'w': a box has this disk, 'd': here is one, 'f': it could not be made */
 static int ears = -1, mouth = -1;            /* the launcher's end; its children's */
 static int disk = -1;                        /* one as in `last` */
 static int net = -1;
 static struct wish last;
 static double due, not_before;
-static bool proven;
 
 int ahead_open(void) {
     int pair[2];
@@ -45,12 +44,6 @@ int ahead_take_net(void) { return steal_fd(&net); }
 void ahead_let_go(void) {
     drop_fd(&disk);
     drop_fd(&net);
-}
-
-bool ahead_proven(void) { return proven; }
-void ahead_prove(void) { say('p', &(struct wish){0}, NULL, 0); }
-
-void ahead_hang_up(void) {
     drop_fd(&mouth);
     drop_fd(&ears);
 }
@@ -104,7 +97,6 @@ void ahead_hear(void) {
         cleanup_fd int got = nfds > 0 ? fds[0] : -1, got_net = nfds > 1 ? fds[1] : -1;
         m.text[sizeof m.text - 1] = 0;
         bool same = !strcmp(m.text, last.text);
-        proven = proven || m.kind == 'p';
         if (m.kind == 'd') not_before = 0;
         if (m.kind == 'd' && same && disk < 0) disk = steal_fd(&got);
         if (m.kind == 'd' && net < 0) net = steal_fd(&got_net);

@@ -8,7 +8,7 @@
 #include <sys/un.h>
 #include <time.h>
 
-struct box box = {.disk_stat = -1};
+struct box box = {.disk_stat = -1, .host = -1, .disk = -1};
 
 static bool parse_user(const struct json *user, struct fault *f) {
     const char *mode = json_str(user, "mode");

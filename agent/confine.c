@@ -72,7 +72,7 @@ bool landlock_apply(struct fault *f) {
     uint64_t handled;
     cleanup_fd int ruleset = box.landlock ? new_ruleset(&handled, json_bool(box.landlock, "scope", true)) : -1;
     if (ruleset < 0) return box.namespaces || box.container || fault_set(f, errno, "landlock ruleset"); /* else it is all there is */
-    if (box.namespaces) { /* pid 1 must go on seeing its processes; this procfs is attached where no path leads */
+    if (box.namespaces) { /* pid 1 must go on seeing its processes; where its procfs is the programs' own, /proc is theirs to write by the rules as well */
         struct ll_rule rule = {LL_READ_FILE | LL_READ_DIR | LL_WRITE_FILE, sweep_proc()}; /* to write: see userns.c */
         if (syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0)) return fault_set(f, errno, "landlock rule for procfs");
         rule.access = LL_READ_FILE | LL_READ_DIR;

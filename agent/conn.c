@@ -131,14 +131,12 @@ static void send_end(struct conn *c) {
  * process that was left behind writes on. */
 void conn_pump(struct conn *c) {
     c->more = false;
-    if (c->full) return;
-    if (conn_holds_back(c)) return;
+    if (c->full || conn_holds_back(c)) return;
+    if (c->role == ROLE_EXEC && c->exec && !c->begun) send_begun(c);
     conn_flush(c);
     for (int turns = 0; !c->dead && !c->full && c->role == ROLE_EXEC && c->exec; turns++) {
         const struct exec *e = c->exec;
-        if (e->state == E_STARTING || (e->state == E_RUNNING && !e->pid)) return; /* pid 1's word may come after the program's */
         if (turns == 32) { c->more = true; return; }
-        if (!c->begun) send_begun(c);
         bool out = pump_stream(c, 0), err = pump_stream(c, 1), sent = out || err;
         if (e->state == E_ENDED && (!sent || (c->sent[0] >= e->final[0] && c->sent[1] >= e->final[1]))) return send_end(c);
         conn_flush(c);
@@ -250,7 +248,8 @@ bool conn_wants_input(const struct conn *c) {
 
 /* There is only our HELLO to send, which leaves with the answer. */
 bool conn_holds_back(const struct conn *c) {
-    return c->role == ROLE_EXEC && !c->begun && !c->closing && c->exec && c->exec->state == E_STARTING;
+    if (c->role != ROLE_EXEC || c->begun || c->closing || !c->exec) return false;
+    return c->exec->state == E_STARTING || (c->exec->state == E_RUNNING && !c->exec->pid); /* pid 1's word may come after the program's */
 }
 
 static bool read_some(struct conn *c, void *p, size_t want) {

@@ -70,7 +70,7 @@ static bool start(int ctl[2], pid_t *init, int *disk_fd, struct fault *f) {
     if (!*init) init_main(ctl[1]);
     if (*init < 0) return fault_set(f, errno, "fork");
     drop_fd(&ctl[1]);
-    return tell_init(ctl[0], C_GO, NULL, 0, f) && await_init(ctl[0], C_READY, disk_fd, f) && await_init(ctl[0], C_SETTLED, &(int){-1}, f);
+    return tell_init(ctl[0], C_GO, NULL, 0, f) && await_init(ctl[0], disk_fd, f);
 }
 
 /* There may be no log to write to: whoever shares the folder finds the reason in it. */

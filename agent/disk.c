@@ -104,16 +104,20 @@ static bool make_dirs(int d, bool outside, struct fault *f) {
     return true;
 }
 
-bool disk_make_dirs(const char *root, bool outside, struct fault *f) {
-    cleanup_fd int d = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (d < 0) return fault_set(f, errno, "open disk");
-    return json_get(box.spec, "layers") ? layers_make_dirs(d, outside, f) : make_dirs(d, outside, f);
+static bool make_first_dirs(int disk, bool outside, struct fault *f) {
+    return json_get(box.spec, "layers") ? layers_make_dirs(disk, outside, f) : make_dirs(disk, outside, f);
+}
+
+static int open_disk(const char *root, struct fault *f) {
+    int d = box.disk >= 0 ? openat(box.disk, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (d < 0) fault_set(f, errno, "open disk");
+    return d;
 }
 
 /* What the layers of an older version have not. */
 bool disk_make_missing(const char *root, struct fault *f) {
-    cleanup_fd int d = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return d < 0 ? fault_set(f, errno, "open disk") : make_dirs(d, false, f);
+    cleanup_fd int d = open_disk(root, f);
+    return d >= 0 && make_dirs(d, false, f);
 }
 
 int disk_make(const char *template, const char *dir, struct fault *f) {
@@ -125,15 +129,16 @@ int disk_make(const char *template, const char *dir, struct fault *f) {
                !syscall(SYS_fsconfig, fs, FS_SET_FLAG, "noinit_itable", NULL, 0) && !syscall(SYS_fsconfig, fs, FS_SET_FLAG, "nobarrier", NULL, 0) &&
                !syscall(SYS_fsconfig, fs, FS_SET_STRING, "errors", "continue", 0) && !syscall(SYS_fsconfig, fs, FS_CREATE, NULL, NULL, 0);
     cleanup_fd int made = set ? (int)syscall(SYS_fsmount, fs, FS_CLOEXEC, SET_NOSUID | SET_NODEV) : -1;
+    if (loop >= 0 && made < 0) fault_set(f, errno, "mount disk");
     if (made >= 0 && !mkdirat(made, "first", 0700)) unlinkat(made, "first", AT_REMOVEDIR); /* it reads the tables, for 0.4 ms */
     return steal_fd(&made);
 }
 
 /* The keeper cannot open it later. Without it nobody knows what the box reads and writes. */
-static void watch_device(const char *point) {
+static void watch_device(int disk) {
     char path[64];
     struct stat st;
-    if (stat(point, &st)) return;
+    if (fstat(disk, &st)) return;
     snprintf(path, sizeof path, "/sys/dev/block/%u:%u/stat", major(st.st_dev), minor(st.st_dev));
     box.disk_stat = open(path, O_RDONLY | O_CLOEXEC);
     usage_begin();
@@ -154,6 +159,7 @@ bool disk_mount(struct fault *f) {
     const char *template = json_str(disk, "template"), *dir = json_str(disk, "dir");
     if (!template || !dir) return fault_set(f, EINVAL, "launch: disk.template or disk.dir is missing");
     cleanup_fd int ahead = ahead_take_disk(template, dir);
+    if (box.bare) return (box.disk = ahead >= 0 ? steal_fd(&ahead) : disk_make(template, dir, f)) >= 0;
     if (ahead >= 0 && !syscall(SYS_move_mount, ahead, "", AT_FDCWD, disk_point(point, sizeof point), FROM_EMPTY_PATH)) return true;
     cleanup_fd int image = copy_image(template, dir, f);
     if (image < 0) return false;
@@ -166,26 +172,34 @@ bool disk_mount(struct fault *f) {
 
 bool disk_prepare(struct fault *f) {
     char point[4200];
-    if (!strcmp(box.disk_kind, "dir")) return disk_make_dirs(box.disk_path, true, f);
-    if (strcmp(box.disk_kind, "loop")) return true;
-    watch_device(disk_point(point, sizeof point));
-    return disk_make_dirs(point, true, f);
+    bool loop = !strcmp(box.disk_kind, "loop");
+    if (!loop && strcmp(box.disk_kind, "dir")) return true;
+    cleanup_fd int d = open_disk(loop ? disk_point(point, sizeof point) : box.disk_path, f);
+    if (d < 0) return false;
+    if (loop) watch_device(d);
+    return make_first_dirs(d, true, f);
 }
 
 void disk_let_go(void) {
     char point[4200];
+    drop_fd(&box.disk);
+    if (box.bare) return;
     if (box.stage && box.disk_kind && !strcmp(box.disk_kind, "loop")) umount2(disk_point(point, sizeof point), MNT_DETACH);
 }
 
-bool disk_mount_tmpfs(struct fault *f) {
+bool disk_mount_own(struct fault *f) {
     char point[4200], options[128];
     const struct json *disk = json_get(box.spec, "disk");
+    if (box.disk >= 0 && syscall(SYS_move_mount, box.disk, "", AT_FDCWD, disk_point(point, sizeof point), FROM_EMPTY_PATH))
+        return fault_set(f, errno, "mount disk");
+    drop_fd(&box.disk);
     if (strcmp(box.disk_kind, "tmpfs")) return true;
     snprintf(options, sizeof options, "size=%.0f,nr_inodes=%.0f,mode=0755", json_num(disk, "size", 1 << 30),
              json_num(disk, "inodes", 65536) + 8);
     if (mount("tmpfs", disk_point(point, sizeof point), "tmpfs", MS_NOSUID | MS_NODEV, options))
         return fault_set(f, errno, "mount disk");
-    return disk_make_dirs(point, false, f);
+    cleanup_fd int d = open_disk(point, f);
+    return d >= 0 && make_first_dirs(d, false, f);
 }
 
 /* Over its layers, as pid 1 would mount it in a box of our own; `stage`/upper stays what is below the overlay. */
@@ -195,8 +209,8 @@ static bool mount_over_layers(const char *point, struct fault *f) {
     snprintf(to, sizeof to, "%s/upper", box.stage);
     if (mount(from, to, NULL, MS_BIND, NULL)) return fault_set(f, errno, "bind the upper folder");
     if (!layers_mount(f)) return false;
-    cleanup_fd int d = open(point, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return d < 0 ? fault_set(f, errno, "open disk") : make_dirs(d, true, f);
+    cleanup_fd int d = open_disk(point, f);
+    return d >= 0 && make_dirs(d, true, f);
 }
 
 static bool mount_for_engine(struct fault *f) {

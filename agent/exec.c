@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 struct exec *exec_by_id(const char *id) {
@@ -80,6 +81,13 @@ static void remember_argv(struct exec *e, const struct json *argv) {
     buf_add(&e->argv, "]", 1);
 }
 
+/* Programs open their pipes by name, too (/dev/stderr), and the pipes' owner is our user, not theirs. Who is not theirs has no name for them. */
+static bool make_pipe(int p[2]) {
+    if (pipe2(p, O_CLOEXEC)) return false;
+    fchmod(p[0], 0666); /* of both ends */
+    return true;
+}
+
 /* The program's ends go into fds, ours into e. */
 static bool make_pipes(struct exec *e, int fds[FD_ROLES], bool with_stdin, bool with_carry) {
     int p[2];
@@ -90,13 +98,13 @@ static bool make_pipes(struct exec *e, int fds[FD_ROLES], bool with_stdin, bool 
         set_nonblocking(e->status_fd, true);
     }
     for (int i = 0; i < 2 && !e->tty; i++) {
-        if (pipe2(p, O_CLOEXEC)) return false;
+        if (!make_pipe(p)) return false;
         e->out[i] = p[0];
         fds[FD_OUT + i] = p[1];
         fcntl(p[0], F_SETFL, O_NONBLOCK); /* it has no other flags */
     }
     if (with_stdin && !e->tty) {
-        if (pipe2(p, O_CLOEXEC)) return false;
+        if (!make_pipe(p)) return false;
         e->in = p[1];
         fds[FD_IN] = p[0];
         fcntl(p[1], F_SETFL, O_NONBLOCK);

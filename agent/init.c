@@ -438,35 +438,23 @@ bool init_await(enum ctl_command word, int *fds, int *nfds, struct fault *f) {
     return true;
 }
 
-/* All that may fail for want of something. */
-static bool prepare(int *disk_fd, int *proc_fd, struct fault *f) {
+static bool prepare(int *disk_fd, struct fault *f) {
+    int proc_fd = -1;
     if (!box.namespaces && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) return fault_set(f, errno, "become a subreaper");
     if (box.namespaces && box.user_mode == USER_RANGE && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)))
         return fault_set(f, errno, "become root of the box");
-    if (box.namespaces && !rootfs_make(disk_fd, proc_fd, f)) return false;
-    return box.container || take_cgroups(f);
-}
-
-/* The rest, while the box's maker is told that it stands: nothing runs before we listen. */
-static bool settle(int disk_fd, int proc_fd, struct fault *f) {
-    if (box.namespaces && !rootfs_enter(f)) return false;
+    if (box.namespaces && !rootfs_make(disk_fd, &proc_fd, f)) return false;
     sweep_open(proc_fd);
-    landlock_disk = disk_fd;
+    if (!box.container && !take_cgroups(f)) return false;
+    landlock_disk = *disk_fd;
     bool confined = box.namespaces ? landlock_apply(f) : !box.container || confine_ahead(f);
     landlock_disk = -1;
     return confined && (sweep_works() || fault_set(f, EACCES, "see processes"));
 }
 
-static void report(bool ok, enum ctl_command word, int fd, const struct fault *f) {
-    struct ctl m = {.command = ok ? word : C_FAILED, .err = f->err};
-    memcpy(m.stage, f->stage, sizeof m.stage);
-    tell(&m, &fd, ok && fd >= 0 ? 1 : 0);
-    if (!ok) _exit(1);
-}
-
 void init_main(int ctl_fd) {
     struct fault f = {0};
-    int disk_fd = -1, proc_fd = -1;
+    int disk_fd = -1;
     sigset_t all, child;
     ctl = ctl_fd;
     close_all_but(ctl, -1);
@@ -482,10 +470,12 @@ void init_main(int ctl_fd) {
     sigaddset(&child, SIGCHLD);
     signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
     if (!init_await(C_GO, NULL, NULL, &f)) _exit(1);
-    bool ok = prepare(&disk_fd, &proc_fd, &f);
+    bool ok = prepare(&disk_fd, &f);
     if (box.namespaces) prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); /* a change of user would have cleared it; otherwise see end_box */
-    report(ok, C_READY, disk_fd, &f);
-    report(settle(disk_fd, proc_fd, &f), C_SETTLED, -1, &f);
+    struct ctl m = {.command = ok ? C_READY : C_FAILED, .err = f.err};
+    memcpy(m.stage, f.stage, sizeof m.stage);
+    tell(&m, &disk_fd, ok && disk_fd >= 0 ? 1 : 0);
+    if (!ok) _exit(1);
     hide_memory();
     drop_fd(&disk_fd);
     forker_start();

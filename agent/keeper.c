@@ -59,7 +59,6 @@ static void hear_init(void) {
     for (size_t i = 0; i < nheard; i++) { /* handlers may tell, and so hear more */
         struct heard h = heard[i];
         switch (h.m.command) {
-        case C_FAILED: fprintf(stderr, "box %s: %.48s: %s\n", box.id, h.m.stage, strerror(h.m.err)); break; /* its end follows */
         case C_SPAWNED: exec_spawned(&h.m); break;
         case C_EXITED: exec_exited(&h.m); break;
         case C_KILLED: exec_killed(&h.m); break;

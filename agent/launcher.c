@@ -16,10 +16,12 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
-/* Keeps 0, 1, 2, the cgroups' and the uid lock's descriptors, and the named ones. The lock is held by whoever is of the box:
+/* Keeps 0, 1, 2, the cgroups' and the uid lock's descriptors, what is to be mounted, and the named ones. The lock is held by whoever is of the box:
  * its uids are given to no other before all are gone. */
 void close_all_but(int a, int b) {
-    int keep[MAX_CGROUPS + 3] = {a, b, box.uid_lock}, n = 3;
+    int keep[MAX_CGROUPS + MAX_MOUNTS + 5] = {a, b, box.uid_lock, box.host, box.disk}, n = 5;
+    for (int i = 0; i < MAX_MOUNTS; i++)
+        if (box.trees[i]) keep[n++] = box.trees[i];
     for (int i = 0; i < box.ncgroups; i++) keep[n++] = box.cgroup_fds[i];
     for (int low = 3;;) {
         int next = -1;
@@ -57,19 +59,22 @@ static void act_as(uid_t uid, unsigned long securebits) {
 static pid_t start_init(int ctl, struct fault *f) {
     unsigned long flags = SIGCHLD;
     bool ranged = box.namespaces && box.user_mode == USER_RANGE;
+    cleanup_fd int home = box.bare ? nowhere_enter(f) : -1;
+    if (box.bare && home < 0) return -1;
     if (ranged) act_as(box.uid_base, SECBIT_NO_SETUID_FIXUP); /* keeping our capabilities */
     if (box.namespaces) flags |= box.net_made ? ALL_NAMESPACES & ~(unsigned long)CLONE_NEWNET : ALL_NAMESPACES;
     pid_t pid = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
     if (!pid) init_main(ctl);
     if (pid < 0) fault_set(f, errno, "clone");
     if (ranged) act_as(0, 0);
+    if (box.bare) nowhere_leave(home, f);
+    nowhere_let_go();
     /* inherited by the whole box: when the host runs out of memory, a box goes before the host's own */
     if (pid > 0) write_proc(pid, "oom_score_adj", "500", &(struct fault){0});
     return pid;
 }
 
-/* READY: its root stands. SETTLED: it is in it. */
-bool await_init(int ctl, enum ctl_command word, int *disk_fd, struct fault *f) {
+bool await_init(int ctl, int *disk_fd, struct fault *f) {
     struct ctl m;
     struct timeval patience = {15, 0}; /* a file system of the host may hang */
     int nfds = 1;
@@ -78,7 +83,7 @@ bool await_init(int ctl, enum ctl_command word, int *disk_fd, struct fault *f) {
     if (n < 0 && errno == ECONNRESET) n = recv_fds(ctl, &m, sizeof m, NULL, NULL); /* it left with a word of ours unread: told first, once */
     if (n != sizeof m) return fault_set(f, ECHILD, "pid 1 ended during set-up");
     if (!nfds) *disk_fd = -1;
-    if (m.command == word) return true;
+    if (m.command == C_READY) return true;
     m.stage[sizeof m.stage - 1] = 0;
     return fault_set(f, m.err, "%s", m.stage);
 }
@@ -86,14 +91,31 @@ bool await_init(int ctl, enum ctl_command word, int *disk_fd, struct fault *f) {
 bool tell_init(int ctl, enum ctl_command word, const int *fds, int nfds, struct fault *f) {
     struct ctl m = {.command = word};
     if (send_fds(ctl, &m, sizeof m, fds, nfds)) return true;
-    return await_init(ctl, C_READY, &(int){-1}, f) && fault_set(f, ECHILD, "pid 1 does not listen"); /* it said why it ended */
+    return await_init(ctl, &(int){-1}, f) && fault_set(f, ECHILD, "pid 1 does not listen"); /* it said why it ended */
+}
+
+static bool own_mounts(struct fault *f) {
+    if (!unshare(CLONE_NEWNS) && !mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return true;
+    return fault_set(f, errno, "mount namespace");
+}
+
+/* In a namespace of our own there is no file of a mount namespace, which the kernel does not move into another, and nothing that may not
+ * be bound. */
+static bool open_host(struct fault *f) {
+    if (!box.bare || rootfs_needs_host()) return own_mounts(f);
+    if (rootfs_open(f)) return true;
+    if (f->err != EINVAL) return false;
+    *f = (struct fault){0};
+    rootfs_close();
+    return own_mounts(f) && rootfs_open(f);
 }
 
 /* What pid 1 begins with. */
 static bool prepare(struct fault *f) {
     if (!box_claim_uids(f) || !bind_socket(f)) return false; /* both where the host sees them */
     if (box.namespaces && box.user_mode == USER_RANGE) {
-        if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return fault_set(f, errno, "mount namespace");
+        box.bare = nowhere_is();
+        if (!open_host(f)) return false;
         cleanup_fd int net = ahead_take_net();
         box.net_made = net >= 0 && !setns(net, CLONE_NEWNET); /* we have no use for another ourselves */
     }
@@ -105,22 +127,11 @@ static bool prepare(struct fault *f) {
 /* What it needs at the end, and what we do for ourselves, while it makes the root. */
 static bool prepare_meanwhile(int ctl, struct fault *f) {
     if (!disk_prepare(f) || (box.namespaces && !tell_init(ctl, C_DISK, NULL, 0, f))) return false;
-    disk_let_go(); /* the box has its own hold on it; later, we would wait for its pivot_root */
+    disk_let_go(); /* the box has its own hold on it */
     if (!box_make_cgroups(f) || !tell_init(ctl, C_CGROUPS, box.cgroup_fds, box.ncgroups, f)) return false;
     if (listen(keeper.listener, 256)) return fault_set(f, errno, "listen");
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     return confine_keeper(f);
-}
-
-/* The first box of a launcher is looked at to its end: should this host refuse what comes last, whoever asked is to know why. */
-static bool await_box(int ctl, int *disk_fd, struct fault *f) {
-    if (!await_init(ctl, C_READY, disk_fd, f)) return false;
-    if (!ahead_proven()) {
-        if (!await_init(ctl, C_SETTLED, &(int){-1}, f)) return false;
-        ahead_prove();
-    }
-    ahead_hang_up();
-    return true;
 }
 
 static void undo(pid_t init) {
@@ -140,10 +151,10 @@ static void launch(int conn, struct json *spec, const struct buf *filter) {
     signal(SIGCHLD, SIG_DFL);
     bool ok = box_parse(spec, &f) && prepare(&f);
     if (ok && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ctl)) ok = fault_set(&f, errno, "socketpair");
-    if (ok) ok = (init = start_init(ctl[1], &f)) > 0;
+    if (ok) ok = (init = start_init(ctl[1], &f)) > 0 && !f.err;
     drop_fd(&ctl[1]);
     if (ok && box.namespaces) ok = box_map_user(init, &f);
-    if (ok) ok = tell_init(ctl[0], C_GO, NULL, 0, &f) && prepare_meanwhile(ctl[0], &f) && await_box(ctl[0], &disk_fd, &f);
+    if (ok) ok = tell_init(ctl[0], C_GO, NULL, 0, &f) && prepare_meanwhile(ctl[0], &f) && await_init(ctl[0], &disk_fd, &f);
     if (ok) keeper_run(conn, ctl[0], init, disk_fd);
     undo(init);
     frame_error(conn, &f, NULL);
@@ -243,6 +254,7 @@ int launcher_main(int listener, int lifeline) {
     signal(SIGINT, SIG_IGN);
     set_nonblocking(listener, true);
     int ahead = ahead_open();
+    nowhere_make();
     for (;;) {
         struct pollfd p[3] = {{listener, POLLIN, 0}, {lifeline, 0, 0}, {ahead, POLLIN, 0}};
         if (poll(p, 3, ahead_patience()) < 0 && errno != EINTR) return 1;

@@ -102,8 +102,10 @@ static bool map_volumes(int userns, struct fault *f) {
     return ok;
 }
 
+bool layers_or_volumes(void) { return layers() || volumes(); }
+
 bool layers_map(struct fault *f) {
-    if ((!layers() && !volumes()) || box.user_mode != USER_RANGE) return true;
+    if (!layers_or_volumes() || box.user_mode != USER_RANGE) return true;
     cleanup_fd int userns = map_namespace(box.uid_base, box.uid_count, f);
     if (userns < 0) return false;
     for (const struct json *l = layers(); l; l = l->next)

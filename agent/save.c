@@ -24,8 +24,9 @@ static dev_t device; /* of the folder that is walked: a volume is another, and n
 static bool upper; /* what is read is the upper folder of an overlay */
 static char out[CHUNK], data[CHUNK];
 static size_t filled;
-static uint64_t sent, files, bytes, left_out, changed;
+static uint64_t sent, files, bytes, left_out, changed, kept;
 static double since; /* what has not changed since then is told, but not its content */
+static bool brief; /* nor is it told at all, in a folder that has not changed either */
 static struct buf path;
 static struct first *firsts;
 static size_t nfirsts, room;
@@ -88,7 +89,7 @@ static void put_entry(char kind, const struct stat *st, const char *target, size
     put_number(st->st_mode & 07777, 2);
     put_number((uint64_t)st->st_mtim.tv_sec, 8);
     put_number((uint64_t)st->st_mtim.tv_nsec, 4);
-    put_number(kind == 'f' ? (uint64_t)st->st_size : 0, 8);
+    put_number(kind == 'f' ? (uint64_t)st->st_size : S_ISDIR(st->st_mode) ? (uint64_t)st->st_ino : 0, 8);
     put_number(path.n, 2);
     put_number(n, 2);
     put(path.p, path.n);
@@ -198,7 +199,7 @@ static void put_file(int dir, const char *name, const struct stat *st) {
     put_content(fd, st->st_size);
 }
 
-static void put_folder(int fd, int depth);
+static void put_folder(int fd, int depth, bool same);
 
 static bool is_opaque(int fd) {
     char value[2];
@@ -207,13 +208,14 @@ static bool is_opaque(int fd) {
 
 static void enter_folder(int dir, const char *name, const struct stat *st, int depth) {
     if (depth == DEEPEST) give_up(0, "too_large", "a folder is more than 200 levels deep");
-    if (st->st_dev != device) return put_entry('d', st, "", 0); /* a volume */
+    bool same = brief && !is_changed(st);
+    if (st->st_dev != device) return put_entry(same ? 'e' : 'd', st, "", 0); /* a volume */
     int before = nlent, fd = open_own(dir, name, st, O_RDONLY | O_DIRECTORY);
     if (fd < 0) give_up(errno, NULL, NULL);
-    put_entry(is_opaque(fd) ? 'D' : 'd', st, "", 0);
+    put_entry(is_opaque(fd) ? (same ? 'E' : 'D') : (same ? 'e' : 'd'), st, "", 0);
     int walked = nlent > before ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : fd;
     if (walked < 0) give_up(errno, NULL, NULL);
-    put_folder(walked, depth + 1);
+    put_folder(walked, depth + 1, same);
     if (nlent > before) {
         nlent--;
         fchmod(fd, lent[nlent].mode);
@@ -221,7 +223,13 @@ static void enter_folder(int dir, const char *name, const struct stat *st, int d
     }
 }
 
-static void put_one(int dir, const char *name, int depth) {
+/* What has several names has not changed under any of them. In a folder that is the same nothing came, and nothing went. */
+static void put_same(const struct stat *st, bool same) {
+    if (S_ISREG(st->st_mode) && (st->st_nlink == 1 || !known_as(st->st_dev, st->st_ino))) kept += (uint64_t)st->st_size;
+    if (!same) put_entry('u', st, "", 0);
+}
+
+static void put_one(int dir, const char *name, int depth, bool same) {
     struct stat st;
     char target[PATH_MAX];
     if (path.n > PATH_MAX - 1) give_up(0, "too_large", "a path is longer than 4095 bytes");
@@ -230,6 +238,7 @@ static void put_one(int dir, const char *name, int depth) {
     if (box.container && !upper && st.st_uid != box.uid) return (void)left_out++; /* what a machine's own services keep in /tmp */
     changed += is_changed(&st);
     if (S_ISDIR(st.st_mode)) return enter_folder(dir, name, &st, depth);
+    if (brief && !is_changed(&st) && (same || S_ISREG(st.st_mode) || S_ISLNK(st.st_mode))) return put_same(&st, same);
     if (S_ISREG(st.st_mode)) return put_file(dir, name, &st);
     ssize_t n = S_ISLNK(st.st_mode) ? readlinkat(dir, name, target, sizeof target) : -1;
     if (n > 0) return put_entry('l', &st, target, (size_t)n);
@@ -238,7 +247,7 @@ static void put_one(int dir, const char *name, int depth) {
     if (upper) put_entry('w', &st, "", 0); /* what is left out must not bring back what is below it */
 }
 
-static void put_folder(int fd, int depth) {
+static void put_folder(int fd, int depth, bool same) {
     DIR *d = fdopendir(fd); /* owns fd */
     if (!d) give_up(errno, NULL, NULL);
     size_t before = path.n;
@@ -246,7 +255,7 @@ static void put_folder(int fd, int depth) {
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
         buf_printf(&path, "/");
         buf_add(&path, e->d_name, strlen(e->d_name));
-        put_one(fd, e->d_name, depth);
+        put_one(fd, e->d_name, depth, same);
         path.n = before;
     }
     closedir(d);
@@ -282,10 +291,12 @@ static void become_owner(int *disk, bool *full) {
     if (!confine(&f, true, -1)) give_up(f.err, NULL, NULL);
 }
 
-void save_main(int disk, int conn_fd, bool full, double unchanged_since) {
+void save_main(int disk, int conn_fd, uint32_t how, double unchanged_since) {
+    bool full = how & SAVE_FULL;
     struct timeval patience = {60, 0};
     struct timespec at;
     clock_gettime(CLOCK_REALTIME_COARSE, &at); /* the clock of files: whatever changes later is not older */
+    brief = how & SAVE_DIFFERENCE;
     since = unchanged_since;
     struct buf b = {0};
     conn = conn_fd;
@@ -302,8 +313,9 @@ void save_main(int disk, int conn_fd, bool full, double unchanged_since) {
         if (type && !strcmp(type, "disk") && !json_bool(m, "again", false)) put_root(disk, m, full);
     }
     flush_out();
-    buf_printf(&b, "{\"files\":%llu,\"bytes\":%llu,\"left_out\":%llu,\"changed\":%llu,\"at\":%lld.%09ld}", (unsigned long long)files,
-               (unsigned long long)bytes, (unsigned long long)left_out, (unsigned long long)changed, (long long)at.tv_sec, at.tv_nsec);
+    buf_printf(&b, "{\"files\":%llu,\"bytes\":%llu,\"left_out\":%llu,\"changed\":%llu,\"kept\":%llu,\"at\":%lld.%09ld}",
+               (unsigned long long)files, (unsigned long long)bytes, (unsigned long long)left_out, (unsigned long long)changed,
+               (unsigned long long)kept, (long long)at.tv_sec, at.tv_nsec);
     frame_json(conn, F_REPLY, &b);
     leave();
 }

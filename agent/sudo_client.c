@@ -12,12 +12,14 @@
 #include <sys/wait.h>
 
 #define AT_THE_DOOR 60 /* s until it is given up there; counted one by one, so that a pause of the sandbox does not count */
+#define LOOK 250 /* ms; a shell that brings us to the foreground tells nobody but who was stopped */
 #define DRAIN 200 /* ms for what is still on its way through a terminal that somebody else has open, too */
 
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGTSTP, SIGCONT, SIGWINCH};
 
 static int conn = -1, master = -1;
 static bool begun, raw, ended_input;
+static bool foreign_mode; /* what we said of the terminal was how a shell has it that we are in the background of */
 static struct termios before;
 
 static int say_there_is_no_door(void) {
@@ -72,6 +74,7 @@ static int say(const struct sudo_wish *w, bool terminal) {
     umask((mode_t)(r.mask = umask(0)));
     if (w->name) snprintf(r.name, sizeof r.name, "%s", w->name);
     for (int i = 0; terminal && i < 3; i++) r.terminal |= (uint32_t)(isatty(i) << i);
+    foreign_mode = terminal && tcgetpgrp(0) != getpgrp();
     if (terminal && (ioctl(0, TIOCGWINSZ, &r.window) || tcgetattr(0, &r.mode))) return errno;
     cleanup_fd int words = memfd_create("sudo", MFD_CLOEXEC), cwd = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (words < 0 || cwd < 0 || !write_full(words, text.p, text.n)) return errno;
@@ -89,6 +92,8 @@ static void restore(void) {
 static void take_terminal(void) {
     struct termios mode;
     if (master < 0 || raw || tcgetpgrp(0) != getpgrp() || tcgetattr(0, &before)) return;
+    if (foreign_mode) tcsetattr(master, TCSANOW, &before);
+    foreign_mode = false;
     mode = before;
     cfmakeraw(&mode);
     raw = !tcsetattr(0, TCSADRAIN, &mode);
@@ -202,9 +207,10 @@ static int relay(int signals, const char *program) {
         bool typing = raw && !ended_input;
         struct pollfd p[] = {{conn, POLLIN, 0}, {signals, POLLIN, 0}, {master, (short)(POLLIN | (typing && !room ? POLLOUT : 0)), 0},
                              {typing && room ? 0 : -1, POLLIN, 0}};
-        int ready = (int)RETRY(poll(p, 4, begun ? -1 : 1000));
+        int ready = (int)RETRY(poll(p, 4, !begun ? 1000 : master >= 0 && !raw ? LOOK : -1));
         if (ready < 0) return sudo_fail("poll: %s", strerror(errno));
-        if (!ready && ++waited == AT_THE_DOOR) return sudo_fail("nobody has answered for %d s: too many commands of it run already", waited);
+        if (!ready && begun) take_terminal();
+        if (!ready && !begun && ++waited == AT_THE_DOOR) return sudo_fail("nobody has answered for %d s: too many commands of it run already", waited);
         if (p[0].revents && !begun) { /* before a signal, which is the program's if that can have begun */
             if ((code = hear(program)) >= 0) return code;
             continue;

@@ -61,10 +61,15 @@ def build_app(
     """Every surface over an open service. `gate` is what a graceful stop works with; without
     `sessions` and `webhooks`, which are opened after the service, those who ask for one are
     refused, and without `trail` nothing is written down."""
-    found = sessions or Sessions(config, service)
-    hooks = webhooks or Webhooks(config, Happenings())
-    kept = trail or Trail(config, Happenings())
-    return build_site(config, service, gate or Gate(), version(), found, hooks, kept)
+    return build_site(
+        config,
+        service,
+        gate=gate or Gate(),
+        version=version(),
+        sessions=sessions or Sessions(config, service),
+        webhooks=webhooks or Webhooks(config, Happenings()),
+        trail=trail or Trail(config, Happenings()),
+    )
 
 
 @contextlib.asynccontextmanager

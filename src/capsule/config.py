@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,7 +106,11 @@ class Config(TenantSettings):
     )
     run_dir: Path = field(
         default=_UNSET,
-        metadata=about("path", f"where boxes have their sockets; at most {RUN_DIR_MAX} bytes long"),
+        metadata=about(
+            "path",
+            f"where boxes have their sockets; at most {RUN_DIR_MAX} bytes long."
+            " A box whose socket is gone from there ends",
+        ),
     )
     provider: str = field(
         default="local",
@@ -389,12 +393,11 @@ class Config(TenantSettings):
         check_together(self)
 
     def __repr__(self) -> str:
-        return f"Config({', '.join(f'{f.name}={self._shown(f.name)}' for f in fields(self))})"
+        return f"Config({', '.join(f'{f.name}={self._shown(f)}' for f in fields(self))})"
 
-    def _shown(self, name: str) -> str:
-        if name in ("jwt_secret", "e2b_api_key") and getattr(self, name):
-            return "<secret>"
-        return f"<{len(self.api_keys)} keys>" if name == "api_keys" else repr(getattr(self, name))
+    def _shown(self, f: Field[Any]) -> str:
+        value = getattr(self, f.name)
+        return "<secret>" if f.metadata["secret"] and value else repr(value)
 
     @property
     def takes_tokens(self) -> bool:

@@ -15,6 +15,8 @@ GIB = 1024 * MIB
 
 WORKSPACE = "/workspace"
 MOUNTS = "/mnt"  # below which volumes may be, too
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SUDO_FOLDER = "/opt/capsule/bin"  # of boxes with the host's /usr; the agent knows it, too
 ROOT = "root"  # whom a program may be instead of the sandbox's user: root inside, nobody outside
 
 
@@ -149,6 +151,7 @@ class Step:
     exec_id: str = ""
     cmd: str = ""  # what was run, for people
     copied: int = 0  # bytes that this step has and the one before has not
+    size: int | None = None  # bytes written since its box began; None: the top layer has them all
     box_id: str = ""  # whose files they are
     at: float = 0.0  # when, by the clock of its files
 

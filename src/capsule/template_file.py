@@ -20,7 +20,7 @@ import yaml
 from capsule.config import check_limit
 from capsule.errors import ConflictError, InvalidError
 from capsule.host_errors import host_error, is_scarce
-from capsule.model import Language, Limits, Template, User
+from capsule.model import SUDO_FOLDER, SYSTEM_PATH, Language, Limits, Template, User
 from capsule.settings import about, brief, check, unknown
 
 CARRY_KINDS = ("sh", "python", "node")
@@ -203,7 +203,7 @@ class Document:
             ready=self._string("ready", default.ready),
         )
         _ = self.override  # checked wherever it stands
-        return template
+        return _with_sudo(template)
 
     def _languages(self) -> dict[str, Language]:
         found: dict[str, Language] = {}
@@ -332,6 +332,15 @@ class Document:
         if len(value) < least:
             self.wrong(path, value, "is empty")
         return tuple(value)
+
+
+def _with_sudo(template: Template) -> Template:
+    """With our `sudo` in front of its path: the host's own has no use in a sandbox. An image has
+    ours among its programs."""
+    path = template.env.get("PATH", SYSTEM_PATH)
+    if not template.sudo or template.root != "host" or SUDO_FOLDER in path.split(":"):
+        return template
+    return changed(template, env={**template.env, "PATH": f"{SUDO_FOLDER}:{path}"})
 
 
 def _raise(error: InvalidError) -> NoReturn:

@@ -55,6 +55,17 @@ async def test_a_context_from_create_to_delete(api: Api, python: str) -> None:
     assert failure.value.code == "not_found"
 
 
+async def test_javascript_finds_its_standard_input_empty(api: Api) -> None:
+    created = await api.rpc("create", template="node", ttl_ms=60_000)
+    read = (
+        "[require('fs').readFileSync(0, 'utf8'), require('fs').readFileSync('/dev/stdin', 'utf8')]"
+    )
+    child = "; require('child_process').execSync('cat', {stdio: 'inherit'})"
+    done = await call(api, "run", id=created["id"], code=f"console.log({read}){child}")
+    await api.http.delete(f"/v1/sandboxes/{created['id']}")
+    assert (done["status"], done["stdout"]) == ("ok", "[ '', '' ]\n")
+
+
 async def test_the_default_context_of_a_language(api: Api, python: str) -> None:
     await call(api, "run", id=python, code="x = 1")
     done = await call(api, "run", id=python, code="x")

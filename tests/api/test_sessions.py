@@ -283,7 +283,7 @@ async def test_a_closed_session_is_opened_again_with_its_files(session: Session)
     refused = await session.http.post(
         "/api/e2b/execute", json={"session_id": session.id, "code": "1"}
     )
-    assert refused.status_code == 409 and "/reopen" in refused.json()["error"]["hint"]
+    assert refused.status_code == 409 and "reopen it" in refused.json()["error"]["hint"]
     opened = await session.post("reopen")
     assert opened["state"] == "open" and opened["sandbox_id"] != session.started["sandbox_id"]
     did = await session.execute("print(open('kept.txt').read()); x")

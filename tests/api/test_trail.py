@@ -56,3 +56,26 @@ async def test_it_says_which_key_did_what_to_which_sandbox() -> None:
             refused = [each for each in everything if each["what"] == "POST /v1/keys"]
             assert [each["status"] for each in refused] == [403]
         assert verify_file(server.base / "data" / FILE).broken == ()
+
+
+async def test_an_admin_who_only_looks_leaves_no_trail() -> None:
+    looks = ("pool.v1.status", "tenant.v1.list", "audit.v1.list", "key.v1.list")
+    headers = {"X-API-Key": ADMIN}
+    with real_server(API_KEYS=ADMIN) as server:
+        async with httpx.AsyncClient(base_url=server.url, headers=headers) as admin:
+
+            async def called(method: str, **params: Any) -> dict[str, Any]:
+                call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+                result: dict[str, Any] = (await admin.post("/rpc", json=call)).json()["result"]
+                return result
+
+            for method in looks:
+                await called(method)
+            made = await called("key.v1.create", tenant="acme", scopes=["run"])
+            await called("key.v1.revoke", key_id=made["id"])
+
+            async def found() -> list[str]:
+                entries = (await called("audit.v1.list"))["entries"]
+                return [each["what"] for each in entries] if len(entries) >= 2 else []
+
+            assert await eventually(found, what="written") == ["key.v1.revoke", "key.v1.create"]

@@ -105,9 +105,11 @@ async def test_programs_files_and_contexts(api: Api, box: str) -> None:
 async def test_it_is_paused_and_goes_on(api: Api, box: str, cloud: RealServer) -> None:
     await api.call("context.v1.run", {"id": box, "language": "python", "code": "x = 41"})
     await api.rpc("pause", id=box)
+    await api.rpc("snapshot", id=box, name="asleep")
+    await api.http.delete("/v1/snapshots/asleep")
     made = await api.rpc("get", id=box)
     states = {each["id"]: each["state"] for each in await in_the_cloud(cloud)}
-    assert (made["state"], states[made["about"]["cloud"]]) == ("paused", "paused")
+    assert (made["state"], states[made["about"]["cloud"]]) == ("paused", "paused"), "still"
     await api.rpc("resume", id=box)
     assert await api.sh(box, "echo on") == "on\n"
     done = await api.call("context.v1.run", {"id": box, "language": "python", "code": "x + 1"})

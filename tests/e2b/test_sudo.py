@@ -72,6 +72,20 @@ def test_a_command_is_stopped_and_goes_on(shared: Sandbox) -> None:
     handle.wait()
 
 
+def test_a_command_of_the_background_comes_to_the_foreground(shared: Sandbox) -> None:
+    handle = shared.pty.create(PtySize(rows=30, cols=100), timeout=10)
+    shared.pty.send_stdin(handle.pid, b"sudo sh -c 'echo up$((1 + 1)); exec cat' &\n")
+    until(handle, "up2")
+    shared.pty.send_stdin(handle.pid, b"fg\n")
+    until(handle, "exec cat'\n")
+    shared.pty.send_stdin(handle.pid, b"typed\n")
+    until(handle, "typed\ntyped")
+    shared.pty.send_stdin(handle.pid, b"\x04")
+    until(handle, "$ ")
+    shared.pty.send_stdin(handle.pid, b"exit\n")
+    handle.wait()
+
+
 def test_a_timeout_ends_it(shared: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         shared.commands.run("sudo sleep 1234", timeout=1)

@@ -12,7 +12,7 @@ from capsule.config import Config
 from capsule.errors import UnavailableError
 from capsule.model import Template
 from capsule.providers.images import Log, Recipe
-from capsule.service import templates as module
+from capsule.service import build_slots as module
 from capsule.service.templates import Templates
 from tests.images.conftest import context
 from tests.support import eventually

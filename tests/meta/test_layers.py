@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from capsule.model import SUDO_FOLDER
 from tests.support import ROOT
 
 SOURCE = ROOT / "src" / "capsule"
@@ -56,7 +57,9 @@ HTTP_WORDS = re.compile(
     r"(?<!^aio)https?$|^http|status_code|starlette|fastapi|uvicorn|websocket", re.I
 )
 # `namespaces` and `landlock` are levels of the model, and may be named anywhere.
-BACKEND_WORDS = re.compile(r"docker|container|kubernetes|cgroup|seccomp|unshare|pivot_root", re.I)
+BACKEND_WORDS = re.compile(
+    r"docker|container|kubernetes|cgroup|seccomp|unshare|pivot_root|sudo_folder", re.I
+)
 
 
 def layer_of(path: Path) -> str:
@@ -121,6 +124,17 @@ def test_no_http_word_below_the_edge() -> None:
 def test_no_backend_word_above_the_providers() -> None:
     above = [path for path in MODULES if layer_of(path) in ("service", "edge")]
     assert found(above, lambda path: filter(BACKEND_WORDS.search, names(parse(path)))) == {}
+
+
+def test_the_service_does_not_know_what_is_in_a_root() -> None:
+    """`root: host` is for a template's file and for providers to read, and so are its folders."""
+
+    def knows(path: Path) -> Iterable[str]:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Constant) and node.value in ("host", SUDO_FOLDER):
+                yield f"{node.lineno}: {node.value!r}"
+
+    assert found([path for path in MODULES if layer_of(path) == "service"], knows) == {}
 
 
 def test_the_sdk_does_not_need_the_server() -> None:

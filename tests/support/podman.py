@@ -58,5 +58,5 @@ def podman_service() -> Iterator[EngineApi]:
     finally:
         service.terminate()
         service.wait(10)
-        subprocess.run(["umount", "-q", str(folder / "root/overlay")], check=False)
+        subprocess.run(["umount", "-ql", str(folder / "root/overlay")], check=False)
         shutil.rmtree(folder, ignore_errors=True)

@@ -25,7 +25,7 @@ from capsule.catalog import (
     written_folder,
 )
 from capsule.errors import CapacityError, ConflictError, InvalidError
-from capsule.model import GIB, MIB, Language, Limits, Template, User
+from capsule.model import GIB, MIB, SYSTEM_PATH, Language, Limits, Template, User
 from capsule.providers.local.seccomp import load_profile
 from capsule.service.entry import environment
 from capsule.template_file import read_document
@@ -63,16 +63,20 @@ def test_a_built_in_template_makes_sense(name: str) -> None:
     load_profile(template.seccomp)
 
 
-def test_the_path_begins_where_sudo_is_if_there_is_one() -> None:
-    ours = "/opt/capsule/bin:"
-    plain, base = load_catalog()["python"], load_catalog()["base"]
-    sudo = replace(plain, sudo=True)
-    assert environment(plain, {})["PATH"] == plain.env["PATH"]
-    assert environment(sudo, {})["PATH"] == ours + plain.env["PATH"]
-    assert environment(replace(sudo, env={}), {})["PATH"].startswith(f"{ours}/usr/")
-    assert environment(sudo, {"PATH": "/mine"})["PATH"] == "/mine"
-    assert environment(replace(sudo, root="dir:/x"), {})["PATH"] == plain.env["PATH"]
-    assert environment(base, {})["PATH"] == base.env["PATH"]
+def test_the_path_begins_where_sudo_is_if_there_is_one(tmp_path: Path) -> None:
+    def path(**keys: Any) -> str:
+        template = read_template(write(tmp_path, {**MINIMAL, **keys}))
+        return environment(template, {})["PATH"]
+
+    ours, usual = "/opt/capsule/bin", SYSTEM_PATH
+    assert path() == usual
+    assert path(sudo=True) == f"{ours}:{usual}"
+    assert path(sudo=True, env={"PATH": "/bin"}) == f"{ours}:/bin"
+    assert path(sudo=True, env={"PATH": f"/bin:{ours}"}) == f"/bin:{ours}"
+    assert path(sudo=True, root="dir:/x") == usual
+    base = load_catalog()["base"]
+    assert environment(base, {})["PATH"] == f"{ours}:{usual}"
+    assert environment(base, {"PATH": "/mine"})["PATH"] == "/mine"
 
 
 def test_the_defaults_are_those_of_the_design() -> None:

@@ -384,7 +384,8 @@ async def test_restart_and_delete_end_a_run_under_way(box: Box) -> None:
     assert running == []
 
 
-async def test_a_run_in_line_learns_that_its_context_was_deleted(box: Box) -> None:
+@pytest.mark.parametrize("end", ["delete", "restart"])
+async def test_a_run_in_line_learns_what_became_of_its_context(box: Box, end: str) -> None:
     context = await box.context()
     live = await box.start("print('on', flush=True)\nimport time; time.sleep(60)", context)
     await until_printed(live, b"on")
@@ -394,10 +395,16 @@ async def test_a_run_in_line_learns_that_its_context_was_deleted(box: Box) -> No
         return (await box.contexts.list(box.id))[0].waiting == 1
 
     await eventually(waits, what="it waits in line")
-    await box.contexts.delete(box.id, context)
-    with pytest.raises(NotFoundError, match="was deleted"):
-        await waiting
-    assert await box.contexts.list(box.id) == []
+    if end == "delete":
+        await box.contexts.delete(box.id, context)
+        with pytest.raises(NotFoundError, match="was deleted"):
+            await waiting
+        assert await box.contexts.list(box.id) == []
+    else:
+        await box.contexts.restart(box.id, context)
+        with pytest.raises(WrongStateError, match="restarted before it was this run's turn"):
+            await waiting
+        assert texts(await box.run("1", context)) == ["1"]
 
 
 async def test_a_restart_takes_what_the_old_one_started(box: Box) -> None:

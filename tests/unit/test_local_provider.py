@@ -34,11 +34,12 @@ from capsule.model import (
     Template,
 )
 from capsule.providers.contract import Box
-from capsule.providers.local.cgroups import OURS, read_values
+from capsule.providers.local.cgroups import OURS
 from capsule.providers.local.launcher import Launcher
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
 from tests.support import eventually
+from tests.support.cgroups import read_values
 from tests.support.folders import server_folder
 from tests.support.users import User
 

@@ -32,8 +32,11 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
-async def known(tmp_path: Path, looks: Counter[str], agent_binary: Path) -> Roots:
-    """One that has made the host's root, and has looked a moment ago."""
+async def known(
+    tmp_path: Path, looks: Counter[str], agent_binary: Path, monkeypatch: pytest.MonkeyPatch
+) -> Roots:
+    """One that has made the host's root, and has looked a moment ago, however long a test takes."""
+    monkeypatch.setattr(roots, "LOOK", 600.0)
     made = Roots(tmp_path, Isolation.NAMESPACES, overlay=False, agent=agent_binary)
     assert await made.get(SHELL) is not None
     looks.clear()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from capsule.errors import CapacityError, UnavailableError
 from capsule.model import MIB, Limits, SandboxId, SandboxSpec, Started, State
@@ -143,6 +144,38 @@ async def test_all_shelves_stay_within_the_memory(tmp_path: Path) -> None:
         assert status.memory_bytes <= status.max_memory_bytes
 
 
+async def test_a_small_budget_holds_what_fits_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeBox, "idle_memory", MIB)  # as the local provider's
+    async with bench(tmp_path, pool_min=8, pool_memory=3 * MIB) as b:
+        await filled(b, 3)
+        assert b.service.pool().memory_bytes == 3 * MIB
+
+
+async def test_a_budget_without_room_for_one_box_says_so(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with bench(tmp_path, pool_min=2, pool_memory=FakeBox.idle_memory - 1) as b:
+            await until(lambda: shelf(b).launching == 0 and b.world.launched)
+            await until(lambda: not in_pool(b))
+            assert (shelf(b).ready, b.service.pool().memory_bytes) == (0, 0)
+            assert (await b.service.create(CreateRequest())).started is Started.COLD
+    (said,) = [line for line in logs if line["event"].startswith("pool_memory has no room")]
+    assert (said["one"], said["limit"]) == (FakeBox.idle_memory, FakeBox.idle_memory - 1)
+
+
+async def test_a_shelf_of_silent_boxes_keeps_nobody_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "PATIENCE", 0.05)
+    async with bench(tmp_path, pool_min=pools.TRIES + 2) as b:
+        await filled(b, pools.TRIES + 2)
+        for id in in_pool(b):
+            b.world.agents[id].mute = True
+        made = await b.service.create(CreateRequest())
+        assert (made.started, shelf(b).discarded) == (Started.COLD, pools.TRIES)
+
+
 @pytest.mark.parametrize("end", ["kill", "mute"])
 async def test_a_dead_box_is_never_handed_out(
     tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +212,7 @@ async def test_other_limits_than_a_box_can_be_given_start_cold(tmp_path: Path) -
         for limits in ({"memory": 64 * MIB}, {"disk": 64 * MIB}):
             made = await b.service.create(CreateRequest(limits=limits))
             assert made.started is Started.COLD
-        assert shelf(b).ready == 1
+        assert (shelf(b).ready, shelf(b).hits, shelf(b).misses) == (1, 0, 2)
 
 
 class PliantBox(FakeBox):

@@ -16,13 +16,15 @@ import pytest
 from capsule.catalog import Catalog, load_catalog
 from capsule.config import Config
 from capsule.errors import GoneError, UnavailableError
+from capsule.link.link import AgentLink
 from capsule.model import MIB, Reason, Started
-from capsule.providers.local.cgroups import read_values
 from capsule.providers.registry import make_provider
-from capsule.service import CreateRequest, ExecCall, Service, pool
+from capsule.service import CreateRequest, ExecCall, Service, warm
+from capsule.service import kernel_wire as wire
 from capsule.service.context_calls import ContextRun
 from capsule.service.interpreters import start_ahead
 from tests.support import component_missing, eventually
+from tests.support.cgroups import read_values
 from tests.support.folders import server_folder
 
 pytestmark = pytest.mark.real
@@ -272,7 +274,7 @@ async def test_an_interpreter_that_is_slow_to_start_keeps_nobody_waiting(
         await go.wait()
         await start_ahead(*args)
 
-    monkeypatch.setattr(pool, "start_ahead", slow)
+    monkeypatch.setattr(warm, "start_ahead", slow)
     settings = {"pool_min": 1, "pool_templates": ("warm",), "max_launches": 1}
     async with serving(folder, catalog=with_context(), **settings) as service:
         await begun.wait()
@@ -311,6 +313,49 @@ async def test_who_wants_other_limits_gets_an_interpreter_that_has_them(
             assert await service.contexts.list(sandbox.id) == []
             look = "import resource; resource.getrlimit(resource.RLIMIT_NOFILE)"
             assert await ask(service, sandbox.id, look) == f"({open_files}, {open_files})"
+
+
+async def test_an_interpreter_that_ended_on_the_shelf_is_not_handed_out(folder: Path) -> None:
+    settings = {"pool_min": 1, "pool_templates": ("warm",)}
+    async with serving(folder, catalog=with_context(), **settings) as service:
+        await filled(service, 1)
+        ((stocked,),) = [each.ready for each in service._pool._shelves.values()]
+        link = AgentLink(stocked.box.connect)
+        (interpreter,) = await link.execs()
+        await link.kill(interpreter.id)
+        sandbox = await service.create(CreateRequest(template="warm"))
+        assert sandbox.started is Started.WARM
+        assert await service.contexts.list(sandbox.id) == []
+        assert await ask(service, sandbox.id, "1 + 1") == "2"
+
+
+async def test_an_interpreter_makes_room_for_who_wants_less_memory(
+    folder: Path, adjusting: None
+) -> None:
+    settings = {"pool_min": 2, "pool_templates": ("warm",)}
+    async with serving(folder, catalog=with_context(), **settings) as service:
+        if "adjust" not in service.capabilities()["local"].features:
+            component_missing("this host has no cgroups to adjust limits with")
+        await filled(service, 2)
+        for stocked in next(iter(service._pool._shelves.values())).ready:
+            await eat_on_the_shelf(AgentLink(stocked.box.connect), 64 * MIB)
+        request = CreateRequest(template="warm", limits={"memory": 32 * MIB})
+        sandbox = await service.create(request)
+        assert sandbox.started is Started.WARM
+        assert service.pool().shelves[0].discarded == 0  # a cgroup refuses less than is used
+        assert await service.contexts.list(sandbox.id) == []
+        assert await ask(service, sandbox.id, "1 + 1") == "2"
+
+
+async def eat_on_the_shelf(link: AgentLink, size: int) -> None:
+    """As with modules that take memory."""
+    (interpreter,) = await link.execs()
+    await link.send_input(interpreter.id, wire.run("python", 1, f"x = bytearray({size})", {}))
+
+    async def eaten() -> bool:
+        return ((await link.usage()).memory_bytes or 0) > size
+
+    await eventually(eaten, what="the interpreter has eaten")
 
 
 async def test_a_module_that_is_missing_costs_the_context_and_not_the_box(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from capsule.errors import ConflictError, NotSupportedError, WrongStateError
+from capsule.errors import ConflictError, GoneError, NotSupportedError, WrongStateError
 from capsule.model import Handle, SandboxId, SandboxSpec, State
 from capsule.providers.contract import Box, Capabilities
 from capsule.service import CreateRequest, ExecCall
@@ -77,6 +77,18 @@ async def test_at_its_timeout_it_is_paused_and_kept_for_paused_ttl(tmp_path: Pat
         desk.clock.pass_time(1001)
         await desk.service.reaper.expire()
         await eventually(lambda: desk.world.agents == {}, what="it to be deleted")
+        with pytest.raises(GoneError, match=r"kept for paused_ttl: 1000 seconds"):
+            desk.service.get(made.id)
+
+
+async def test_to_be_looked_at_wakes_nobody(tmp_path: Path) -> None:
+    async with pausing(tmp_path) as (desk, provider):
+        made = await desk.service.create(CreateRequest(auto_resume=True))
+        await desk.service.pause(made.id)
+        with pytest.raises(WrongStateError) as refused:
+            await desk.service.metrics(made.id)
+        assert refused.value.hint == "resume it first"
+        assert provider.paused == {made.id}
 
 
 async def test_a_resume_gives_it_its_whole_ttl_again(tmp_path: Path) -> None:

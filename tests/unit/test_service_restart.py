@@ -3,19 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
 
 from capsule.errors import CapsuleError, ConflictError, GoneError, UnavailableError
-from capsule.model import SandboxId, State
+from capsule.model import (
+    Handle,
+    Isolation,
+    Layer,
+    Limits,
+    SandboxId,
+    Started,
+    State,
+    Step,
+    Unenforced,
+    VolumeMount,
+)
 from capsule.service import CreateRequest, ExecCall, RunCall, pulse, reaper
+from capsule.service.entry import Entry, Record
 from capsule.service.store import SqliteStore
 from tests.support import eventually
-from tests.unit.service_double import Bench, FakeProvider, TurnedClock, World, bench
+from tests.unit.service_double import PYTHON, Bench, FakeProvider, TurnedClock, World, bench
 
 TRUE = ExecCall(("true",))
+
+
+def test_all_that_is_recorded_of_a_sandbox_is_recorded_again() -> None:
+    clock, layer = TurnedClock(), Layer("l", 1, 2)
+    known = Record(
+        id=SandboxId("one"),
+        state=State.RUNNING,
+        template=PYTHON,
+        provider="docker",
+        limits=Limits(memory=1 << 30),
+        env={"A": "1"},
+        metadata={"user": "ann"},
+        ttl=600.0,
+        idle_timeout=30.0,
+        created=clock.now() - 500.0,
+        expires=clock.now() + 100.0,
+        deadline=clock.monotonic() + 100.0,
+        boot=clock.boot_id(),
+        handle={"dir": "/x"},
+        isolation=Isolation.CONTAINER,
+        unenforced=(Unenforced("disk", "why", "fix"),),
+        key="k",
+        reason="because",
+        box_id=SandboxId("two"),
+        on_timeout="pause",
+        auto_resume=True,
+        keep_memory=False,
+        pause_kept="files",
+        held=True,
+        started=Started.WARM,
+        runtime="runsc",
+        layers=(layer,),
+        snapshot="s",
+        steps=(Step(1, (layer,), 5.0),),
+        volumes=(VolumeMount("v", "/workspace/v"),),
+        ports="public",
+        request_host="example.org",
+        tenant="acme",
+        notes={"n": "1"},
+    )
+    plain = [f.name for f in fields(Record) if getattr(known, f.name) == f.default is not MISSING]
+    assert plain == [], "a field that has its default proves nothing"
+    assert Entry.of(known, clock, clock.boot_id()).record(clock.boot_id()) == known
 
 
 async def rows(folder: Path) -> dict[str, State]:
@@ -134,6 +190,24 @@ async def test_a_box_being_made_is_no_orphan(tmp_path: Path) -> None:
         await b.service.exec(made.id, TRUE)
 
 
+async def test_one_that_is_deleted_while_boxes_are_listed_is_no_orphan(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        discarded: list[Handle] = []
+
+        async def listing() -> AsyncIterator[Handle]:
+            yield Handle("fake", made.id)
+            await b.service.delete(made.id)
+
+        async def discard(handle: Handle) -> None:
+            discarded.append(handle)
+
+        b.provider.owned = listing  # type: ignore[method-assign]
+        b.provider.discard = discard  # type: ignore[method-assign]
+        await b.service.reaper.tidy()
+        assert not discarded
+
+
 async def test_a_provider_that_is_down_at_the_start_is_asked_again(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
@@ -155,6 +229,20 @@ async def test_a_provider_that_is_down_at_the_start_is_asked_again(tmp_path: Pat
         b.clock.pass_time(5)
         await b.service._pulse.round()
         assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+
+
+async def test_one_that_has_just_begun_to_end_is_over(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        ending = asyncio.create_task(b.service.delete(made.id))
+        entry = b.service._sandboxes.find(made.id)
+        for _ in range(100):
+            if entry.ending is None:
+                await asyncio.sleep(0)
+        assert entry.ending and entry.state is State.RUNNING, "its task has not begun"
+        with pytest.raises(GoneError, match="is over"):
+            await b.service.set_timeout(made.id, 60)
+        await ending
 
 
 async def test_a_dead_box_fails_with_a_reason_and_can_be_deleted(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
 from pathlib import Path
 
 import pytest
 
 from capsule.errors import InvalidError, NotFoundError
+from capsule.providers.local.layer_folder import LayerFolder
 from capsule.service import ContextRun, CreateRequest, ExecCall, RunCall, Service
 from tests.support import backends, eventually
 from tests.support.backends import layers
@@ -40,6 +41,8 @@ async def test_each_exec_leaves_a_step_and_undo_goes_back(folder: Path) -> None:
         steps = service.steps.list(id)
         assert [step.number for step in steps] == [0, 1, 2, 3]
         assert all(step.exec_id and "sh -c" in step.cmd for step in steps[1:])
+        assert await changes(service, id, 0, 1) == ["added /workspace/a"]  # not /workspace, /tmp …
+        assert await changes(service, id, 1, 0) == ["removed /workspace/a"]
         await service.steps.undo(id, 2)
         assert await sh(service, id, "cat a; ls d") == "2\nx\n"
         assert [step.number for step in service.steps.list(id)] == [0, 1, 2, 3]
@@ -61,16 +64,53 @@ async def test_a_step_copies_what_changed_and_not_what_there_is(folder: Path) ->
         assert steps[1].copied > 5_000_000
         assert [step.copied for step in steps[2:]] == [4, 0, 4]
         assert steps[3].layers == steps[2].layers, "nothing changed: the same layer"
-        kept = backends.of(folder).layers
-        tops = [folder / "d" / kept / step.layers[0].id for step in (steps[1], steps[4])]
-        assert await asyncio.to_thread(inodes, tops, "big") == 1
-        assert await asyncio.to_thread(inodes, tops, "f7") == 2
+        assert [len(step.layers) for step in steps[1:]] == [1, 2, 2, 3], "each on those before"
+        sizes = [step.size or 0 for step in steps[1:]]
+        assert [size - sizes[0] for size in sizes] == [0, 4, 4, 6]
+        kept = folder / "d" / backends.of(folder).layers
+        tops = [kept / each.id / "workspace" for each in steps[4].layers[:2]]
+        assert [await asyncio.to_thread(os.listdir, top) for top in tops] == [["f7"], ["small"]]
         await service.steps.undo(id, 1)
         assert await sh(service, id, "cat f7; stat -c %s big; ls small || true") == "7\n5000000\n"
 
 
-def inodes(tops: Sequence[Path], name: str) -> int:
-    return len({(top / "workspace" / name).stat().st_ino for top in tops})
+async def test_an_exec_that_changed_nothing_has_nothing_written_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, "touch f g h; sleep 0.05", "sleep 0.05")
+        monkeypatch.setattr(LayerFolder, "unchanged", lambda self, path: pytest.fail("written"))
+        await sh(service, id, "cat f")
+        steps = service.steps.list(id)
+        assert [step.number for step in steps] == [0, 1, 2, 3]
+        assert steps[3].layers == steps[2].layers
+
+
+@pytest.mark.parametrize("pause", ["sleep 0.05", "true"])
+async def test_files_in_renamed_folders_are_those_that_are_there(folder: Path, pause: str) -> None:
+    """Their own times do not tell that the folder they are in is another one now."""
+    made = "mkdir -p a/in/deep b/in/deep; for d in a b; do echo $d | tee $d/x > $d/in/deep/x; done"
+    async with serving(folder) as service:
+        id = await stepping(
+            service,
+            f"{made}; {pause}",
+            f"mv a t; mv b a; mv t b; {pause}",
+            f"mv a/in c; mv b/in a; mv c b; mv b/c b/in; {pause}",
+            f"mkdir up; mv a up/a; mv up a; {pause}",
+            f"ln b/x b/y; rm b/x; mv b/y b/x; {pause}",
+        )
+        seen = ["a b a b", "b a b a", "b a a b", "a b", "a b"]
+        places = ["a/x b/x a/in/deep/x b/in/deep/x"] * 3 + ["b/x b/in/deep/x"] * 2
+        for number, (want, names) in reversed([*enumerate(zip(seen, places, strict=True), 1)]):
+            await service.steps.undo(id, number)
+            assert await sh(service, id, f"cat {names}") == "\n".join([*want.split(), ""]), number
+        await service.steps.undo(id, 1)
+        await sh(service, id, f"mkdir n; {pause}")  # over layers from here on
+        await sh(service, id, f"echo 1 > n/x; mkdir m; echo 2 > m/x; {pause}")
+        await sh(service, id, f"mv n t; mv m n; mv t m; {pause}")
+        await sh(service, id, "rm -r n m")
+        await service.steps.undo(id, 4)
+        assert await sh(service, id, "cat n/x m/x a/in/deep/x") == "2\n1\na\n"
 
 
 async def test_a_diff_lists_what_changed_between_two_steps(folder: Path) -> None:
@@ -87,7 +127,7 @@ async def test_a_diff_lists_what_changed_between_two_steps(folder: Path) -> None
             "added /workspace/made/l",
             "modified /workspace/old/f",
             "removed /workspace/gone",
-            *(["removed /workspace/gone/x"] if backends.of(folder).copies else []),
+            "removed /workspace/gone/x",
         ]
         assert await changes(service, id, 1, 2) == ["added /tmp/t", "removed /workspace/old/g"]
         assert await changes(service, id, 2, 3) == [
@@ -156,9 +196,13 @@ async def test_steps_outlive_the_server_and_go_with_the_sandbox(folder: Path) ->
     async with serving(folder, drain="keep") as service:
         id = await stepping(service, "echo 1 > n", "echo 2 > n")
     async with serving(folder) as service:
-        await sh(service, id, "echo 3 > n; head -c 100000 /dev/zero > z")
+        await sh(service, id, "echo 3 > n; head -c 100000 /dev/zero > z; sleep 0.05")
         steps = service.steps.list(id)
         assert [step.number for step in steps] == [0, 1, 2, 3] and steps[3].copied < 200_000
+        await sh(service, id, "echo 4 > n")
+        assert service.steps.list(id)[-1].copied < 10, "what it has told itself it knows"
+        await service.steps.undo(id, 3)
+        assert await sh(service, id, "cat n") == "3\n"
         await service.steps.undo(id, 2)
         assert await sh(service, id, "cat n") == "2\n"
         await service.delete(id)

@@ -174,6 +174,10 @@ async def test_several_at_once_and_none_where_it_must_not_be(folder: Path) -> No
         for path in ("/etc", "/workspace", "/workspace/../etc", "/workspace//x", "data", "/tmp/x"):
             with pytest.raises(CapsuleError):
                 await make(service, VolumeWish("one", path))
+        for path in (f"/workspace/{'é' * 128}", "/workspace" + "/d" * 15):
+            with pytest.raises(InvalidError, match="no place for a volume") as refused:
+                await make(service, VolumeWish("one", path))
+            assert refused.value.hint and "15 names" in refused.value.hint
         with pytest.raises(InvalidError, match="inside another"):
             await make(service, VolumeWish("one", DATA), VolumeWish("two", f"{DATA}/x"))
         with pytest.raises(InvalidError, match="once"):
@@ -188,11 +192,12 @@ async def test_a_link_in_a_snapshot_leads_no_volume_elsewhere(folder: Path) -> N
     async with serving(folder) as service:
         await service.volumes.create("one")
         first = await make(service)
-        await sh(service, first, "ln -s /etc data")
+        await sh(service, first, "ln -s /etc data; touch file")
         await service.snapshots.make(first, "trap", {})
-        wishes = (VolumeWish("one", DATA),)
-        with pytest.raises(CapsuleError, match="mount point"):
-            await service.create(CreateRequest(snapshot="trap", volumes=wishes))
+        for path in (DATA, "/workspace/file/data"):
+            request = CreateRequest(snapshot="trap", volumes=(VolumeWish("one", path),))
+            with pytest.raises((InvalidError, ConflictError), match="mount point"):
+                await service.create(request)
 
 
 async def test_snapshots_and_steps_leave_volumes_out_and_forks_have_them(folder: Path) -> None:

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from capsule.audit.trail import Trail
 from capsule.edge.identity import ADDRESS, CALLER
-from capsule.edge.scopes import METHODS
+from capsule.edge.scopes import LOOKS
 from capsule.service import Happening, Spread
-from capsule.service.caller import Caller, KeyScope
+from capsule.service.caller import Caller
 from capsule.tracing import request_span
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Observed:
         """A call of JSON-RPC; `on` is its sandbox."""
         self.calls[call, error or "ok"] += 1
         self.call_seconds[call].add(seconds)
-        if METHODS.get(call) is not KeyScope.READ:
+        if call not in LOOKS:
             self._trail.note(call, tenant=caller.tenant, sandbox=on or "", error=error)
         if self._log:
             log.info("call", call=call, sandbox=on, error=error, ms=round(seconds * 1000, 2))

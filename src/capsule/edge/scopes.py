@@ -93,6 +93,12 @@ METHODS: dict[str, KeyScope] = {
     "sandbox.delete": RUN,
 }
 
+# Methods that change nothing: who only looks leaves no trail.
+LOOKS = frozenset(
+    {name for name, scope in METHODS.items() if scope is READ}
+    | {"pool.v1.status", "tenant.v1.list", "audit.v1.list", "key.v1.list"}
+)
+
 _BOX = "/v1/sandboxes/{id}"
 _SESSION = "/api/sessions/{session_id}"
 

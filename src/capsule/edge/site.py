@@ -88,6 +88,7 @@ exec + input   ws://localhost:8080/v1/sandboxes/ID/exec/ws"""
 def build_site(
     config: Config,
     service: Service,
+    *,
     gate: Gate,
     version: str,
     sessions: Sessions,

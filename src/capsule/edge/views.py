@@ -149,9 +149,15 @@ class StepView(View, frozen=True, kw_only=True):
             exec_id=step.exec_id,
             cmd=step.cmd,
             created_at=datetime.fromtimestamp(step.created, UTC),
-            size=step.layers[0].size if step.layers else 0,
+            size=_size_of(step),
             copied=step.copied,
         )
+
+
+def _size_of(step: Step) -> int:
+    if step.size is not None:
+        return step.size
+    return step.layers[0].size if step.layers else 0
 
 
 class StepsView(View, frozen=True, kw_only=True):

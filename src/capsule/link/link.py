@@ -288,11 +288,15 @@ class AgentLink:
         return await self._call({"op": "ping"})
 
     def save(
-        self, about: dict[str, Any], *, full: bool = False, since: float = 0.0
+        self,
+        about: dict[str, Any],
+        *,
+        full: bool = False,
+        since: float = 0.0,
+        difference: bool = False,
     ) -> AsyncGenerator[bytes, None]:
-        return save.save(
-            self._connect, about, full=full, since=since, timeout=self._timeout, idle=self._idle
-        )
+        request = {"full": full, "since": since, "difference": difference}
+        return save.save(self._connect, about, request, timeout=self._timeout, idle=self._idle)
 
     async def fill(self, pieces: AsyncIterable[bytes]) -> None:
         """Give a box the files that another's `save` has told, before its first program runs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from typing import Any
 
 from capsule.link.conversation import Connect, Conversation, request_bytes
@@ -13,9 +13,8 @@ from capsule.link.protocol import Channel, FrameType, ProtocolError, load
 async def save(
     connect: Connect,
     about: dict[str, Any],
+    request: Mapping[str, Any],
     *,
-    full: bool,
-    since: float,
     timeout: float,
     idle: float,
 ) -> AsyncGenerator[bytes, None]:
@@ -25,7 +24,7 @@ async def save(
     Raises NotSupportedError, ConflictError (it is being saved already, or cannot be stopped),
     TooLargeError (folders too deep).
     """
-    wire = request_bytes({"op": "save", "full": full, "since": since})
+    wire = request_bytes({"op": "save", **request})
     talk = await Conversation.begin_within(timeout, connect, wire, what="save")
     received = 0
     async with talk:

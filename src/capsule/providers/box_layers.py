@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from capsule.errors import CapsuleError, NoSpaceError
 from capsule.host_errors import host_errors
@@ -25,7 +25,7 @@ from capsule.providers.cleanup import to_the_end
 from capsule.providers.contract import ByteStream, FileChange, Mark, Saved
 from capsule.providers.local.layer_diff import compare
 from capsule.providers.local.layer_stream import told
-from capsule.providers.local.layers import BATCH, Layers
+from capsule.providers.local.layers import Layers, next_batch
 
 MOST = 24  # overlayfs takes their paths in one page
 
@@ -35,8 +35,12 @@ class Told(Protocol):
 
     async def connect(self) -> ByteStream: ...
 
-    def awake(self) -> AbstractAsyncContextManager[None]:
-        """Its agent answers meanwhile, also if the box is paused."""
+    async def paused(self) -> bool:
+        """Then its agent does not answer."""
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
 
     @property
     def over_layers(self) -> bool:
@@ -61,22 +65,17 @@ class BoxLayers:
     async def save(
         self, box: Told, layer: str, *, full: bool, most_bytes: int, since: Mark | None
     ) -> Saved:
-        about: dict[str, Any] = {}
-        async with box.awake():
-            pieces = AgentLink(box.connect).save(about, full=full, since=since.at if since else 0.0)
-            before = since.layer if since else None
-            saved = await self._layers.write(layer, pieces, most_bytes=most_bytes, before=before)
-        return replace(
-            saved,
-            changed=about.get("changed") != 0,
-            at=float(about.get("at") or 0.0),
-            whole=full or not box.over_layers,
-        )
+        async with _awake(box):
+            link = AgentLink(box.connect)
+            saved = await self._layers.save(
+                link, layer, full=full, most_bytes=most_bytes, since=since
+            )
+        return replace(saved, whole=full or not box.over_layers)
 
     async def fill(self, box: Told, layers: Sequence[Path]) -> None:
         """Raises NoSpaceError, UnavailableError."""
         try:
-            async with aclosing(_in_batches(told(layers))) as pieces:
+            async with aclosing(_read(told(layers))) as pieces:
                 await AgentLink(box.connect).fill(pieces)
         except NoSpaceError as exc:
             raise NoSpaceError(
@@ -114,16 +113,20 @@ class BoxLayers:
             await asyncio.to_thread(self._layers.remove, layer)
 
 
-async def _in_batches(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+@asynccontextmanager
+async def _awake(box: Told) -> AsyncIterator[None]:
+    """Its agent answers meanwhile. Programs of a paused box run, too, until it stops them."""
+    if not await box.paused():
+        yield
+        return
+    try:
+        await box.resume()
+        yield
+    finally:
+        await to_the_end(box.pause())
+
+
+async def _read(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
     with host_errors("a layer cannot be read"):
-        while batch := await to_the_end(asyncio.to_thread(_batch, pieces)):
+        while batch := await next_batch(pieces):
             yield batch
-
-
-def _batch(pieces: Iterator[bytes]) -> bytes:
-    waiting = bytearray()
-    for piece in pieces:
-        waiting += piece
-        if len(waiting) >= BATCH:
-            break
-    return bytes(waiting)

@@ -174,14 +174,18 @@ class Saved:
     changed: bool = True  # since what it was told to compare with
     at: float = 0.0  # when, by the box's clock of files
     whole: bool = False  # it has all of the box's files: the layers that the box began from, too
+    delta: bool = False  # it lies on the layers of the save before, and has what changed since
+    below: int = 0  # bytes of the box's own files that these have
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An earlier save of the same box: what has not changed since is taken from its layer."""
+    """An earlier save of the same box: what has not changed since is taken from its layers."""
 
-    layer: str
+    layers: tuple[str, ...]  # of this box's files alone, topmost first
     at: float
+    over: bool = False  # they lie on those that the box began from
+    delta: bool = False  # what has not changed may be left out, and stay in these layers alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 from capsule.errors import ForbiddenError, NotFoundError
 from capsule.link.link import AgentLink
-from capsule.model import Template
+from capsule.model import SYSTEM_PATH, Template
 from capsule.providers.contract import Box
-
-SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 async def missing_programs(box: Box, template: Template) -> list[str]:
     link = AgentLink(box.connect)
-    places = template.env.get("PATH", SEARCH_PATH).split(":")
+    places = template.env.get("PATH", SYSTEM_PATH).split(":")
     found = [name for name in template.needs if await _there(link, name, places)]
     return [name for name in template.needs if name not in found]
 

@@ -42,18 +42,6 @@ def make_provider(
     return _find(name)(config, templates or {})
 
 
-async def open_provider(
-    name: str, config: Config, templates: Mapping[str, Template] | None = None
-) -> Provider:
-    provider = make_provider(name, config, templates)
-    try:
-        await provider.open()
-    except BaseException:
-        await provider.aclose()
-        raise
-    return provider
-
-
 def make_images(name: str, config: Config) -> Images:
     """Raises NotFoundError for a provider without images, NotSupportedError where its package is
     not installed. It connects to nothing before it is used."""

@@ -91,13 +91,15 @@ async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> bool:
     orphans: list[Handle] = []
     complete = True
     for provider in parts.providers.values():
+        before = sandboxes.by_box()
         try:
             owned = [handle async for handle in provider.owned()]
         except (CapsuleError, OSError) as error:
             log.warning("cannot list boxes", provider=provider.name, reason=str(error))
             complete = False
             continue
-        held = sandboxes.by_box()  # after the listing: what was made meanwhile is somebody's
+        # What was made during the listing is somebody's, and what was deleted was.
+        held = {**before, **sandboxes.by_box()}
         orphans += [
             handle
             for handle in owned

@@ -12,6 +12,7 @@ from capsule.model import ExecId
 from capsule.service.talk import Talk
 
 MAX_WAITING = 32
+RESTARTED = "it was restarted"  # why an interpreter is dead, until the next one is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,13 @@ class Context:
         """Raises NotFoundError, WrongStateError."""
         if self.gone:
             raise NotFoundError(f"context {self.id} was deleted", hint="create another")
+        if self.record.dead == RESTARTED:
+            raise WrongStateError(
+                f"context {self.id} was restarted before it was this run's turn",
+                hint="send it again: a fresh interpreter begins, with fresh variables",
+                context=self.id,
+                state="dead",
+            )
         if self.record.dead:
             raise WrongStateError(
                 f"context {self.id} is dead: {self.record.dead}",

@@ -38,7 +38,7 @@ from capsule.model import ExecId, ExecInfo, SandboxId
 from capsule.service import kernel_wire as wire
 from capsule.service import validate
 from capsule.service.access import Access
-from capsule.service.context import Context, ContextInfo, ContextRecord
+from capsule.service.context import RESTARTED, Context, ContextInfo, ContextRecord
 from capsule.service.context_calls import (
     ContextCall,
     ContextRun,
@@ -80,6 +80,18 @@ class Request(NamedTuple):
     code: str
     env: Mapping[str, str]
     timeout: float
+
+
+class UnderWay(NamedTuple):
+    """A run, and all that it holds until its end."""
+
+    entry: Entry
+    link: AgentLink
+    context: Context
+    talk: Talk
+    live: LiveRun
+    request: Request
+    permit: Permit
 
 
 class Contexts:
@@ -178,9 +190,9 @@ class Contexts:
         visit = self._access.visit(id)
         context = _found(await self._shelf(visit.entry), name)
         async with visit as link:
-            await kill(link, context, "it was restarted")
+            await kill(link, context, RESTARTED)
             async with context.turn:
-                await kill(link, context, "it was restarted")  # another may have been faster
+                await kill(link, context, RESTARTED)  # another may have been faster
                 await hang_up(context)
                 exec_id, nonce = fresh()
                 record = replace(context.record, exec_id=exec_id, nonce=nonce, busy=False, dead="")
@@ -310,20 +322,12 @@ class Contexts:
             raise
         context.record, context.running = record, True
         live = LiveRun(context.id, record.run)
-        work = self._drive(entry, link, context, talk, live, request, permit)
+        work = self._drive(UnderWay(entry, link, context, talk, live, request, permit))
         self._tasks.spawn(work, f"run {record.run} in {context.id}")
         return live
 
-    async def _drive(
-        self,
-        entry: Entry,
-        link: AgentLink,
-        context: Context,
-        talk: Talk,
-        live: LiveRun,
-        request: Request,
-        permit: Permit,
-    ) -> None:
+    async def _drive(self, run: UnderWay) -> None:
+        entry, link, context, talk, live, request, permit = run
         began = time.monotonic()
         try:
             talking = Conversation(
@@ -331,7 +335,7 @@ class Contexts:
             )
             outcome = await talking.hold(request.code, request.env)
             spent = (time.monotonic() - began) * 1000
-            end = await self._ended(entry, context, live, outcome, request.timeout)
+            end = await self._ended(run, outcome)
             await self.mark(entry, context.exec_id, (context.record.language, request.code))
             dropped, lost = talking.tally.dropped, talk.lost_bytes
             live.put(replace(end, duration_ms=spent, dropped=dropped, lost_bytes=lost))
@@ -348,11 +352,10 @@ class Contexts:
             context.turn.release()
             self._access.touch(entry)
 
-    async def _ended(
-        self, entry: Entry, context: Context, live: LiveRun, outcome: Outcome, timeout: float
-    ) -> RunEnd:
+    async def _ended(self, run: UnderWay, outcome: Outcome) -> RunEnd:
+        entry, context, live = run.entry, run.context, run.live
         if outcome.exit is not None:
-            reason = context.over or why(outcome, timeout)
+            reason = context.over or why(outcome, run.request.timeout)
             live.put(wire.Raised("InterpreterDied", reason))
             await self._interpreters.bury(entry, context, reason)
         else:

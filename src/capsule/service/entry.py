@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from capsule.errors import CapsuleError, GoneError, UnavailableError, WrongState
 from capsule.link.link import AgentLink
 from capsule.model import (
     ROOT,
+    SYSTEM_PATH,
     Handle,
     Isolation,
     Layer,
@@ -49,25 +50,12 @@ ROOT_HOME = "/root"
 
 _AS_ITSELF = SandboxId("")
 
-SUDO_FOLDER = "/opt/capsule/bin"  # where the skeleton of a host's boxes has its own
-
-_ENV: Mapping[str, str] = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "LANG": "C.UTF-8",
-}
+_ENV: Mapping[str, str] = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
 
 
 def environment(template: Template, env: Mapping[str, str]) -> dict[str, str]:
     """What a program starts with in a sandbox that was given `env`."""
-    own = {**_ENV, **_names(template.user), **template.env}
-    if template.sudo and template.root == "host":
-        own["PATH"] = _with_sudo(own["PATH"])
-    return {**own, **env}
-
-
-def _with_sudo(path: str) -> str:
-    """In front: the host's own `sudo` has no use in a sandbox."""
-    return path if SUDO_FOLDER in path.split(":") else f"{SUDO_FOLDER}:{path}"
+    return {**_ENV, **_names(template.user), **template.env, **env}
 
 
 def as_root(environ: Mapping[str, str]) -> dict[str, str]:
@@ -116,6 +104,11 @@ class Record:
     request_host: str = ""
     tenant: str = DEFAULT_TENANT  # as all are that were recorded before there were tenants
     notes: Mapping[str, str] = field(default_factory=dict)
+
+
+# A field of both is kept across restarts: nothing else has to know of it.
+_KEPT = tuple(f.name for f in fields(Record) if f.name != "boot")
+_KEPT_AS_IT_IS = tuple(name for name in _KEPT if name not in ("expires", "deadline", "box_id"))
 
 
 class Used(NamedTuple):
@@ -202,80 +195,17 @@ class Entry:
         if record.state is not State.PAUSED:  # a paused one may have longer
             left = min(left, record.ttl)
         return cls(
-            id=record.id,
-            template=record.template,
-            provider=record.provider,
-            limits=record.limits,
-            env=record.env,
-            metadata=record.metadata,
-            ttl=record.ttl,
-            idle_timeout=record.idle_timeout,
-            created=record.created,
+            **{name: getattr(record, name) for name in _KEPT_AS_IT_IS},
             expires=wall + left,
             deadline=now + left,
             active=now,
-            key=record.key,
-            on_timeout=record.on_timeout,
-            auto_resume=record.auto_resume,
-            keep_memory=record.keep_memory,
-            pause_kept=record.pause_kept,
-            held=record.held,
-            layers=record.layers,
-            snapshot=record.snapshot,
-            steps=record.steps,
-            volumes=record.volumes,
-            ports=record.ports,
-            request_host=record.request_host,
-            tenant=record.tenant,
-            notes=record.notes,
-            state=record.state,
-            reason=record.reason,
-            runtime=record.runtime,
-            box_id=record.box_id or record.id,
-            handle=record.handle,
-            isolation=record.isolation,
-            started=record.started,
-            unenforced=record.unenforced,
             checked=now,
+            box_id=record.box_id or record.id,
         )
 
     def record(self, boot: str, *, state: State | None = None) -> Record:
-        return Record(
-            id=self.id,
-            state=state or self.state,
-            template=self.template,
-            provider=self.provider,
-            limits=self.limits,
-            env=self.env,
-            metadata=self.metadata,
-            ttl=self.ttl,
-            idle_timeout=self.idle_timeout,
-            created=self.created,
-            expires=self.expires,
-            deadline=self.deadline,
-            boot=boot,
-            runtime=self.runtime,
-            box_id=self.box_id,
-            handle=self.handle,
-            isolation=self.isolation,
-            started=self.started,
-            unenforced=self.unenforced,
-            key=self.key,
-            reason=self.reason,
-            on_timeout=self.on_timeout,
-            auto_resume=self.auto_resume,
-            keep_memory=self.keep_memory,
-            pause_kept=self.pause_kept,
-            held=self.held,
-            layers=self.layers,
-            snapshot=self.snapshot,
-            steps=self.steps,
-            volumes=self.volumes,
-            ports=self.ports,
-            request_host=self.request_host,
-            tenant=self.tenant,
-            notes=self.notes,
-        )
+        kept: dict[str, Any] = {name: getattr(self, name) for name in _KEPT}
+        return Record(**{**kept, "state": state or self.state}, boot=boot)
 
     def view(self) -> Sandbox:
         return Sandbox(
@@ -346,10 +276,13 @@ class Entry:
         raise self.refusal()
 
     def refusal(self) -> CapsuleError:
-        about = {"sandbox_id": self.id, "state": str(self.state)}
-        match self.state:
+        # It ends before the task that ends it has come to say so.
+        ends = self.ending is not None and self.state not in (State.GONE, State.FAILED)
+        state = State.STOPPING if ends else self.state
+        about = {"sandbox_id": self.id, "state": str(state)}
+        match state:
             case State.STOPPING | State.GONE:
-                return over(self.id, self.reason, state=str(self.state))
+                return over(self.id, self.reason, state=str(state))
             case State.FAILED:
                 hint = "delete it and create another"
                 return GoneError(f"sandbox {self.id} failed: {self.reason}", hint=hint, **about)
@@ -357,11 +290,12 @@ class Entry:
                 text = f"sandbox {self.id} has not been reached since the server's restart"
                 return UnavailableError(text, hint="try again in a few seconds", **about)
             case State.PAUSED:
-                hint = "resume it first, or create sandboxes with auto_resume"
+                more = "" if self.auto_resume else ", or create sandboxes with auto_resume"
+                hint = f"resume it first{more}"
                 return WrongStateError(f"sandbox {self.id} is paused", hint=hint, **about)
             case _:
                 hint = "wait until its state is running"
-                return WrongStateError(f"sandbox {self.id} is {self.state}", hint=hint, **about)
+                return WrongStateError(f"sandbox {self.id} is {state}", hint=hint, **about)
 
 
 def over(id: SandboxId, reason: str, **details: str) -> GoneError:

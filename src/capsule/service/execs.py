@@ -79,11 +79,15 @@ class Execs:
         return ExecResult(job.request.id, done.exit, done.stdout, done.stderr)
 
     def _tell(self, entry: Entry, request: ExecRequest, exit: Exit) -> None:
-        ended = Ended(request.id, tuple(request.argv), exit)
-        now, template = self._clock.now(), entry.template.name
         self._happenings.tell(
             Happening(
-                Kind.FINISHED, now, entry.id, template, entry.provider, entry.tenant, exec=ended
+                Kind.FINISHED,
+                self._clock.now(),
+                sandbox=entry.id,
+                template=entry.template.name,
+                provider=entry.provider,
+                tenant=entry.tenant,
+                exec=Ended(request.id, tuple(request.argv), exit),
             )
         )
 

@@ -166,7 +166,13 @@ async def collect(live: LiveRun, room: Room, limit: int) -> RunResult:
                 out, err = kept[Stream.STDOUT], kept[Stream.STDERR]
                 stdout, stderr = b"".join(out.parts), b"".join(err.parts)
                 return RunResult(
-                    event, stdout, stderr, results, error, out.truncated, err.truncated
+                    end=event,
+                    stdout=stdout,
+                    stderr=stderr,
+                    results=results,
+                    error=error,
+                    stdout_truncated=out.truncated,
+                    stderr_truncated=err.truncated,
                 )
             while left < 0:
                 left += _SHARE

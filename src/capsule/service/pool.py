@@ -25,20 +25,18 @@ import structlog
 
 from capsule.config import Config
 from capsule.errors import CapacityError, CapsuleError, UnavailableError
-from capsule.link.link import AgentLink
-from capsule.model import ExecId, SandboxId, SandboxSpec, Started, Template
+from capsule.model import Limits, SandboxId, SandboxSpec, Started, Template
 from capsule.providers.contract import Adjustable, Box, Provider
 from capsule.service import validate
 from capsule.service.admission import new_id
+from capsule.service.budget import Budget
 from capsule.service.clock import Clock
 from capsule.service.context import ContextRecord
-from capsule.service.context_calls import default_record
-from capsule.service.entry import environment
-from capsule.service.interpreters import start_ahead
 from capsule.service.line import Line, Place
 from capsule.service.shelf import Kind, Shelf, ShelfStatus, Stocked
 from capsule.service.tasks import Tasks
 from capsule.service.templates import shares
+from capsule.service.warm import Warm
 from capsule.tracing import span
 
 log = structlog.get_logger(__name__)
@@ -48,6 +46,7 @@ LAUNCH_BUDGET = 60.0
 PER_CORE = 8
 DISCARD_BUDGET = 30.0
 PATIENCE = 0.5  # a box that does not answer within this is not handed out
+TRIES = 3  # ready boxes that a create looks at: with all of them silent it would wait for each
 CHECK_EVERY = 5.0
 CHECKS_AT_ONCE = 16
 STOCKING = 2  # launches for shelves at the same time
@@ -95,9 +94,9 @@ class Pool:
         self._shelves: dict[Kind, Shelf] = {}
         self._lines: dict[str, Line[Wish, Box]] = {}
         self._width = config.max_launches or PER_CORE * (os.cpu_count() or 1)
-        self._budget = _memory() // 8 if config.pool_memory is None else config.pool_memory
+        self._budget = Budget(config.pool_memory, self._shelves)
         self._held: set[SandboxId] = set()  # boxes that are ours, and no sandbox's
-        self._contexts: dict[SandboxId, ContextRecord] = {}  # interpreters that run in them
+        self._warm = Warm()  # interpreters that run in them
         self._stocking = 0
         self._filling: asyncio.TimerHandle | None = None
         self._open = False
@@ -147,8 +146,8 @@ class Pool:
             waiting=len(waiting),
             launching=sum(line.taken for line in self._lines.values()),
             max_launches=self._width,
-            memory_bytes=self._memory(),
-            max_memory_bytes=self._budget,
+            memory_bytes=self._budget.used(),
+            max_memory_bytes=self._budget.limit,
         )
 
     def expect(self, provider: str, spec: SandboxSpec) -> None:
@@ -181,13 +180,16 @@ class Pool:
             shelf.hits += 1
         self.obtained[Started.WARM] += 1
         self._fill_soon()
-        return Obtained(box, Started.WARM, self._contexts.pop(box.handle.sandbox_id, None))
+        return Obtained(box, Started.WARM, self._warm.take(box))
 
     async def _ready(self, wish: Wish) -> Box | None:
         shelf = self._shelf(wish)
         if shelf is None:
             return None
-        while (box := shelf.take()) is not None:
+        for _ in range(TRIES):
+            box = shelf.take()
+            if box is None:
+                break
             if await self._fits(wish, box):
                 return box
         shelf.want()
@@ -201,14 +203,11 @@ class Pool:
         """It lives, and has the limits that are asked for. If not, it is gone."""
         shelf = self._shelves.get(kind_of(wish))
         try:
-            await _alive(box)
+            await self._alive(box)
             if shelf is None or not shelf.suits(wish.spec):
                 self._discard(box)
                 return False
-            if wish.spec.limits != shelf.spec.limits and isinstance(box, Adjustable):
-                await box.adjust(wish.spec.limits)
-                if wish.spec.limits.open_files != shelf.spec.limits.open_files:
-                    await self._cool(box)
+            await self._adjust(box, shelf.spec.limits, wish.spec.limits)
         except (CapsuleError, OSError, TimeoutError) as error:
             log.warning("ready box not used", box=box.handle.sandbox_id, reason=str(error))
             self._discard(box, shelf)
@@ -217,6 +216,19 @@ class Pool:
             self._discard(box)
             raise
         return True
+
+    async def _alive(self, box: Box) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self._warm.ping(box)
+
+    async def _adjust(self, box: Box, own: Limits, wanted: Limits) -> None:
+        if wanted == own or not isinstance(box, Adjustable):
+            return
+        if wanted.open_files != own.open_files:
+            await self._warm.end(box)  # it has the limit that it began with
+        elif wanted.memory < own.memory:
+            await self._warm.make_room(box, wanted.memory)
+        await box.adjust(wanted)
 
     async def _turn(self, wish: Wish, deadline: float) -> Place | Box:
         line = self._line(wish.provider)
@@ -259,6 +271,8 @@ class Pool:
         if (shelf := self._shelf(wish) or self._learn(wish)) is not None:
             shelf.misses += 1
             self._fill()
+        elif (shelf := self._shelves.get(kind_of(wish))) is not None:
+            shelf.misses += 1  # of a kind that no box from there can become
 
     def _learn(self, wish: Wish) -> Shelf | None:
         kind = kind_of(wish)
@@ -327,11 +341,8 @@ class Pool:
             shelf.short()
             and self._stocking < STOCKING
             and shelf.retry_at <= self._clock.monotonic()
-            and self._memory() + shelf.cost <= self._budget
+            and self._budget.affords(shelf)
         )
-
-    def _memory(self) -> int:
-        return sum(shelf.memory() for shelf in self._shelves.values())
 
     async def _stock(self, shelf: Shelf, place: Place) -> None:
         wish = Wish(shelf.kind.provider, replace(shelf.spec, adjustable=True))
@@ -340,7 +351,7 @@ class Pool:
             box = await self._launch(wish, new_id(), place, deadline)
             if shelf.spec.template.warm_context:
                 place.leave()  # an interpreter starts in a box that is up: nobody waits for that
-                await self._warm(shelf.spec.template, box)
+                await self._warm_up(shelf.spec.template, box)
         except CapsuleError as error:
             shelf.failed(self._clock.monotonic())
             log.warning("pool not filled", template=shelf.kind.template, reason=error.message)
@@ -352,34 +363,24 @@ class Pool:
             place.leave()
         self._fill()
 
-    async def _warm(self, template: Template, box: Box) -> None:
-        """Start the interpreter that its template wants. A box without it is a box all the same."""
+    async def _warm_up(self, template: Template, box: Box) -> None:
         try:
-            record = default_record(
-                template, template.warm_context, template.warm_imports, self._clock.now()
-            )
-            environ = environment(template, {})
-            await start_ahead(AgentLink(box.connect), template, record, environ)
-        except CapsuleError as error:
-            log.warning("no context ahead", template=template.name, reason=error.message)
+            await self._warm.start(template, box, self._clock.now())
         except BaseException:
             self._discard(box)
             raise
-        else:
-            self._contexts[box.handle.sandbox_id] = record
-
-    async def _cool(self, box: Box) -> None:
-        """End the interpreter that was started ahead: it has the limit that it began with."""
-        record = self._contexts.pop(box.handle.sandbox_id, None)
-        if record is not None:
-            await AgentLink(box.connect).kill(ExecId(record.exec_id))
 
     def _put(self, shelf: Shelf, box: Box) -> None:
         if not self._open or self._shelves.get(shelf.kind) is not shelf:
             self._discard(box)
         else:
+            shelf.learn(box)
             line = self._line(shelf.kind.provider)
-            if not line.offer(box, lambda wish: self._shelf(wish) is shelf):
+            if line.offer(box, lambda wish: self._shelf(wish) is shelf):
+                return
+            if self._budget.used() > self._budget.limit:  # it was the first one, and costs more
+                self._discard(box)
+            else:
                 shelf.put(box, self._clock.monotonic())
 
     async def let_go(self, template: Template) -> None:
@@ -399,7 +400,7 @@ class Pool:
     async def remove(self, box: Box) -> bool:
         """A box that no sandbox has any more. False: something is left, and the reaper looks."""
         self.keep(box)
-        self._contexts.pop(box.handle.sandbox_id, None)
+        self._warm.take(box)
         try:
             async with asyncio.timeout(DISCARD_BUDGET):
                 await box.destroy()
@@ -453,7 +454,7 @@ class Pool:
     async def _check_one(self, shelf: Shelf, stocked: Stocked) -> None:
         stocked.checked = self._clock.monotonic()
         try:
-            await _alive(stocked.box)
+            await self._alive(stocked.box)
         except (CapsuleError, OSError, TimeoutError) as error:
             if stocked in shelf.ready:  # nobody has taken it meanwhile
                 shelf.ready.remove(stocked)
@@ -489,12 +490,3 @@ def _extended(
             spec.progress(progress)
 
     return replace(spec, progress=told), budget
-
-
-async def _alive(box: Box) -> None:
-    async with asyncio.timeout(PATIENCE):
-        await AgentLink(box.connect).ping()
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

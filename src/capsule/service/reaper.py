@@ -111,6 +111,9 @@ class Reaper:
         if entry.state is State.STOPPING:
             return entry.reason
         if entry.deadline <= now:
+            if entry.state is State.PAUSED and (entry.held or entry.on_timeout == "pause"):
+                kept = self._parts.config.paused_ttl
+                return f"its time was over (paused, and kept for paused_ttl: {kept:g} seconds)"
             return f"its time was over (ttl {entry.ttl:g} seconds)"
         if await self._works(entry):
             entry.active = self._clock.monotonic()

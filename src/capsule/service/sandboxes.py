@@ -123,11 +123,11 @@ class Sandboxes:
             Happening(
                 kind,
                 self._clock.now(),
-                entry.id,
-                entry.template.name,
-                entry.provider,
-                entry.tenant,
-                entry.reason,
+                sandbox=entry.id,
+                template=entry.template.name,
+                provider=entry.provider,
+                tenant=entry.tenant,
+                reason=entry.reason,
             )
         )
 

@@ -101,11 +101,12 @@ class Service:
         self.tally = Tally(self.happenings)
         room = Room(config.answer_memory)
         self._parts = Parts(config, providers, self._store, self._clock, room, self.happenings)
+        self._drained_by = math.inf  # by the loop's clock
+        self._opened = AsyncExitStack()
+
+        # Sandboxes: which there may be, where their boxes come from, how they live and end.
         late = frozenset(n for n, p in providers.items() if isinstance(p, OnDemand))
         admission = Admission(config, catalog, self._capabilities, self._clock, late=late)
-        accounts = AccountFile(config.data_dir)
-        self.keys = Keys(accounts, self._clock)
-        self.vault = Vault(config.data_dir, self._clock)
         self._pool = Pool(config, providers, catalog, self._clock)
         self.templates = Templates(config, catalog, self._using, let_go=self._pool.let_go)
         self.builds = Builds(self.templates, self._clock)
@@ -113,36 +114,44 @@ class Service:
         self._pulse = Pulse(self._parts, self._sandboxes)
         self._pausing = Pausing(self._parts, self._sandboxes)
         self._resets = Resets(self._parts, self._sandboxes)
+        self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)
+        self.history = History(self._sandboxes, self._clock)
+
+        # What is done in them.
         self._access = Access(self._sandboxes, self._pulse, self._pausing, self._clock)
         self._execs = Execs(self._parts, self._access)
-        self.contexts = Contexts(self._parts, self._access, self._execs.permits)
+        permits = self._execs.permits
+        self.contexts = Contexts(self._parts, self._access, permits)
         self._sandboxes.inherit = self.contexts.inherit
         self._terminals = Terminals(self._access)
         self.ports = Ports(self._access)
-        self.history = History(self._sandboxes, self._clock)
+
+        # What outlives them.
         self.snapshots = Snapshots(self._parts, self._sandboxes)
         admission.snapshot = self.snapshots.find
         self.moves = SnapshotMoves(self._parts, self.snapshots, admission)
         self.steps = Steps(self._parts, self._sandboxes, self.snapshots, self._resets)
+        self._execs.mark = self.contexts.mark = self.steps.mark
         self._restarts = Restarts(self.snapshots, self._resets)
         self._pausing.restart = self._restarts.restart
-        self._execs.mark = self.contexts.mark = self.steps.mark
         self.volumes = Volumes(self._parts, self._sandboxes, admission)
         admission.mounts = self.volumes.mounts
         self.volume_files = VolumeFiles(self._parts, self._sandboxes, self._access)
         self.volumes.let_go = self.volume_files.let_go
-        tenants, permits = Tenants(config, accounts), self._execs.permits
+        self.reaper.also += [self.snapshots.sweep, self.volumes.sweep]
+
+        # Whose all of it is, and how much they may have.
+        accounts = AccountFile(config.data_dir)
+        self.keys = Keys(accounts, self._clock)
+        self.vault = Vault(config.data_dir, self._clock)
+        tenants = Tenants(config, accounts)
+        self.keys.also.append(tenants.read)
         self.quotas = Quotas(config, tenants, accounts, self._clock, self._sandboxes, permits)
         self.quotas.snapshots, self.quotas.volumes = self.snapshots, self.volumes
-        self.keys.also.append(tenants.read)
+        self.happenings.listeners.append(self.quotas.hear)
         self._sandboxes.check, permits.check = self.quotas.check_create, self.quotas.check_exec
         self.snapshots.check = self.quotas.check_snapshot
         self.volumes.check = self.quotas.check_volume
-        self.happenings.listeners.append(self.quotas.hear)
-        self.reaper = Reaper(self._parts, self._sandboxes, self._pulse, self._pausing)
-        self.reaper.also += [self.snapshots.sweep, self.volumes.sweep]
-        self._drained_by = math.inf  # by the loop's clock
-        self._opened = AsyncExitStack()
 
     async def open(self) -> None:
         """Lock the directories, open the providers, adopt what lives, start the reaper.
@@ -357,7 +366,9 @@ class Service:
         return entry.view()
 
     async def metrics(self, id: str) -> Usage:
+        """Of one that runs: to be looked at wakes nobody. Raises as `exec` for the sandbox."""
         visit = self._access.visit(id)
+        visit.entry.running()
         async with visit as link:
             inside = await link.usage()
             box = visit.entry.box

@@ -19,7 +19,6 @@ WINDOW = 60.0
 BACKOFF = 1.0
 MAX_BACKOFF = 60.0
 INTERPRETER = 16 * MIB  # with a few modules
-UNKNOWN_COST = 16 * MIB  # of an idle box, until the first one says what it costs
 
 
 def _never(limits: Limits) -> bool:
@@ -43,7 +42,7 @@ class ShelfStatus:
     max: int
     target: int
     hits: int  # creates and resets that got a box from here
-    misses: int  # those that found none
+    misses: int  # those that started cold
     discarded: int  # boxes that were dead, or not needed
     waiting: int  # creates in line for such a box
     memory_bytes: int  # what its boxes cost the machine
@@ -69,7 +68,8 @@ class Shelf:
     hits: int = 0
     misses: int = 0
     discarded: int = 0
-    cost: int = UNKNOWN_COST
+    cost: int | None = None  # of an idle box, when the first one has said it
+    told: bool = False  # that there is no memory for it
     adjusts: Callable[[Limits], bool] = _never  # as its boxes say
     retry_at: float = 0.0  # monotonic
     failures: int = 0
@@ -92,9 +92,12 @@ class Shelf:
         self.low = min(self.low, len(self.ready))
         return box
 
-    def put(self, box: Box, now: float) -> None:
+    def learn(self, box: Box) -> None:
+        """What such boxes cost, and can be changed in."""
         self.cost = box.idle_memory + (INTERPRETER if self.spec.template.warm_context else 0)
         self.adjusts = box.adjusts if isinstance(box, Adjustable) else _never
+
+    def put(self, box: Box, now: float) -> None:
         self.failures = 0
         self.ready.append(Stocked(box, now))
 
@@ -123,7 +126,7 @@ class Shelf:
         return gone
 
     def memory(self) -> int:
-        return (len(self.ready) + self.launching) * self.cost
+        return (len(self.ready) + self.launching) * (self.cost or 0)
 
     def status(self, waiting: int) -> ShelfStatus:
         return ShelfStatus(

@@ -215,14 +215,16 @@ class Snapshots:
 
     @asynccontextmanager
     async def saved(
-        self, entry: Entry, *, since: Mark | None = None
+        self, entry: Entry, *, since: Mark | None = None, on: tuple[Layer, ...] = ()
     ) -> AsyncIterator[tuple[tuple[Layer, ...], Saved]]:
-        """What the sandbox's files are made of now. Held until whoever wants them has a record."""
+        """What the sandbox's files are made of now. Held until whoever wants them has a record.
+        `on`: what it was made of at `since`, of which no more may be told than what changed."""
         provider = self.layered(entry.provider)
         name = new_id()
         try:
-            with self.held((Layer(name), *entry.layers)):
-                yield await self._save(entry, provider, name, since)
+            with self.held((Layer(name), *entry.layers), on):
+                layers, saved = await self._save(entry, provider, name, since)
+                yield ((layers[0], *on) if saved.delta else layers), saved
         finally:
             if name not in self._in_use():
                 await finish(provider.drop(name), f"layer {name}", budget=DESTROY_BUDGET)
@@ -261,8 +263,9 @@ class Snapshots:
         if since is not None:
             try:
                 return await provider.save(box, name, full=full, most_bytes=most, since=since)
-            except (InvalidError, NotFoundError) as error:  # the layer before is not as it was
-                log.warning("saved as a whole", layer=name, reason=error.message)
+            except (InvalidError, NotFoundError) as error:
+                # A folder was renamed, or the layer before is not as it was.
+                log.info("saved as a whole", layer=name, reason=error.message)
         return await provider.save(box, name, full=full, most_bytes=most)
 
     def layered(self, name: str) -> Layered:

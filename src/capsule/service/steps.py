@@ -1,9 +1,11 @@
 """Steps: with `checkpoint: "each"` every exec and every run in a context leaves a restore point.
 
-A step is a stack of layers. Its top layer is all that was written since the sandbox's box began;
-files that have not changed since the step before are the same files there, under a further name, so
-a step copies what changed and no more. An exec that changed nothing has the layer of the step
-before. Going back gives the sandbox another box, which begins from the step's layers.
+A step is a stack of layers: on those of the step before lies one with what changed since. When that
+stack is deep, or what changed cannot be told so (a folder was moved, the server is another one),
+its top layer is all that was written since the sandbox's box began; of what has not changed since
+the step before it has the same files, under a further name, if it can. An exec that changed nothing
+has the layers of the step before. Going back gives the sandbox another box, which begins from the
+step's layers.
 
 A step that cannot be kept (no space, too large) costs nobody the result of the exec: it is logged,
 and missing.
@@ -17,7 +19,7 @@ from dataclasses import replace
 import structlog
 
 from capsule.errors import CapsuleError, InvalidError, NotFoundError
-from capsule.model import ExecId, Step
+from capsule.model import ExecId, Layer, Step
 from capsule.providers.contract import FileChange, Mark
 from capsule.service.entry import Entry
 from capsule.service.reset import Resets, Target
@@ -29,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 MAX_STEPS = 200  # kept; the oldest but the first is forgotten
 MAX_CHANGES = 10_000
+MAX_DEPTH = 16  # of a stack on which a step lies; over a deeper one it has all files of its box
 _SHOWN = 200  # characters of a command
 
 
@@ -70,18 +73,21 @@ class Steps:
         last = entry.steps[-1]
         # Only of this box: another one's files have nothing to do with that layer.
         own = last.box_id == entry.box_id and last.at > 0
-        since = Mark(last.layers[0].id, last.at) if own else None
-        async with self._snapshots.saved(entry, since=since) as (layers, saved):
+        most = min(MAX_DEPTH, self._snapshots.layered(entry.provider).max_layers - 2)
+        since = _mark_of(last, entry.layers, most) if own else None
+        async with self._snapshots.saved(entry, since=since, on=last.layers) as (layers, saved):
             if entry.steps[-1] is not last:
                 return  # it was undone meanwhile
             if own and not saved.changed:
                 layers = last.layers
+            size = last.size if layers is last.layers else saved.size + saved.below
             step = Step(
                 number=last.number + 1,
                 layers=layers,
                 created=self._clock.now(),
                 exec_id=exec_id,
                 cmd=cmd,
+                size=size,
                 copied=saved.copied if layers is not last.layers else 0,
                 box_id=entry.box_id,
                 at=saved.at,
@@ -112,6 +118,15 @@ class Steps:
             made = await self._resets.reset(id, Target(step.layers, (*kept, fresh)))
         await self._snapshots.sweep()
         return made
+
+
+def _mark_of(step: Step, begun_from: tuple[Layer, ...], most: int) -> Mark:
+    """What of its layers the box itself has told."""
+    layers = step.layers
+    over = bool(begun_from) and layers[-len(begun_from) :] == begun_from
+    told = layers[: -len(begun_from)] if over else layers
+    ids = tuple(layer.id for layer in told)
+    return Mark(ids, step.at, over=over, delta=len(layers) <= most)
 
 
 def _steps(entry: Entry) -> Sequence[Step]:

@@ -1,8 +1,7 @@
 """Templates that come and go while the server runs: built, imported, exported, removed.
 
 A build belongs to whoever iterates over it, and has no task of its own: closing the iteration
-cancels it. One task, begun by `start` and ended by `aclose`, clears up after builds that a killed
-server left. What is written down is a file per template (catalog.py), after its image is there and
+cancels it. What is written down is a file per template (catalog.py), after its image is there and
 gone before its image goes; so other processes on the same data directory see the same templates.
 """
 
@@ -12,8 +11,8 @@ import asyncio
 import dataclasses
 import os
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -23,10 +22,8 @@ import structlog
 from capsule.catalog import PROGRAMS, Catalog, Origin, image_template, shipped, shipped_context
 from capsule.config import Config
 from capsule.errors import (
-    CapacityError,
     CapsuleError,
     ConflictError,
-    ForbiddenError,
     InvalidError,
     NotFoundError,
     NotSupportedError,
@@ -35,7 +32,7 @@ from capsule.errors import (
 from capsule.model import Template
 from capsule.providers.images import Image, Images, Log, Look, Progress, Recipe, Tail
 from capsule.providers.registry import BUILDER, IMAGES, make_images
-from capsule.service.tasks import Tasks
+from capsule.service.build_slots import BuildSlots
 from capsule.service.template_users import UsedBy, recorded_users, shares
 from capsule.settings import brief
 
@@ -43,7 +40,6 @@ __all__ = ["Built", "Said", "Tail", "Templates", "recorded_users", "shares", "sp
 
 log = structlog.get_logger(__name__)
 
-TIDY_AGAIN = 20.0  # seconds
 OWN_IMAGE = "capsule/{}:latest"
 
 
@@ -73,31 +69,17 @@ class Templates:
         self._used_by = used_by
         self._let_go = let_go
         self._opened: dict[str, Images] = {}
-        self._building: set[str] = set()
-        self._tasks = Tasks()
-        self._started = False
+        self._slots = BuildSlots(config, self._tidy)
 
     def start(self) -> None:
         """From now on what builds leave is cleared up, also what is there already."""
-        self._started = True
-        self._tidy_soon()
-
-    def _tidy_soon(self) -> None:
-        if self._started and not self._tasks:
-            self._tasks.spawn(self._tidy(), "tidy up after builds")
+        self._slots.start()
 
     async def _tidy(self) -> None:
-        """Until nothing is left but builds under way; where nothing was, nobody is asked."""
-        while await asyncio.to_thread(_any_left, self._config.data_dir):
-            try:
-                await (await self._of(BUILDER)).tidy()
-            except CapsuleError as error:
-                log.warning("what a build left is still there", reason=error.message)
-            await asyncio.sleep(TIDY_AGAIN)
+        await (await self._of(BUILDER)).tidy()
 
     async def aclose(self) -> None:
-        self._started = False
-        await self._tasks.aclose()
+        await self._slots.aclose()
         for images in self._opened.values():
             await images.aclose()
         self._opened.clear()
@@ -146,24 +128,19 @@ class Templates:
             recipe = dataclasses.replace(recipe, context=context, file="Dockerfile")
         images = await self._of(BUILDER)
         target = await self._target(draft, provider)
-        self._begin(name)
-        try:
-            deadline = asyncio.get_running_loop().time() + self._config.build_timeout
+        with self._slots.take(name) as slot:
             with suppress(UnavailableError):
                 await images.tidy()
             async with aclosing(images.build(draft, recipe)) as words:
-                async for said in _until(deadline, words, name):
+                async for said in slot.heard(words):
                     yield said
-            async with _before(deadline, name):
+            async with slot.in_time():
                 built = await self._built(draft, images)
             if target is not None:
                 yield Log(f"moving the image to provider {target.provider}\n")
-                async with _before(deadline, name):
+                async with slot.in_time():
                     await self._move(built.template, images, target)
             yield built
-        finally:
-            self._building.discard(name)
-            self._tidy_soon()  # the Engine may have gone in the middle of it
 
     async def _target(self, draft: Template, provider: str | None) -> Images | None:
         """Who else is to have the image. None: those who build it, or nobody has a place for it."""
@@ -413,32 +390,12 @@ class Templates:
             await asyncio.to_thread(file.flush)
             return await target.load(template, Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"))
 
-    def _begin(self, name: str) -> None:
-        if name in self._building:
-            raise ConflictError(f"template {name} is being built", hint="wait for its end")
-        most = self._config.max_builds
-        if most == 0:
-            raise ForbiddenError("this server builds no images", hint="see its setting max_builds")
-        if len(self._building) >= most:
-            raise CapacityError(
-                f"all builds are taken: {len(self._building)}, limit {most}",
-                retry_after=10.0,
-                hint="wait for one to end",
-                limit=most,
-            )
-        self._building.add(name)
-
     async def _of(self, provider: str) -> Images:
         if provider not in self._opened:
             # In a thread: its package is imported now. Two may come at once; nothing is open yet.
             made = await asyncio.to_thread(make_images, provider, self._config)
             self._opened.setdefault(provider, made)
         return self._opened[provider]
-
-
-def _any_left(data_dir: Path) -> bool:
-    folder = data_dir / "builds"
-    return folder.is_dir() and any(folder.iterdir())
 
 
 def spool(folder: Path) -> BinaryIO:
@@ -461,27 +418,3 @@ def _alike(one: Template, other: Template) -> bool:
 def _takes(template: Template, provider: str) -> bool:
     """Whether a template that is not ours starts from an image that an import may bring."""
     return not template.image if provider == BUILDER else template.root.startswith("image:")
-
-
-async def _until(
-    deadline: float, words: AsyncGenerator[Progress, None], name: str
-) -> AsyncGenerator[Progress, None]:
-    while True:
-        try:
-            async with _before(deadline, name):
-                said = await anext(words)
-        except StopAsyncIteration:
-            return
-        yield said
-
-
-@asynccontextmanager
-async def _before(deadline: float, name: str) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout_at(deadline):
-            yield
-    except TimeoutError:
-        raise UnavailableError(
-            f"the build of {name} took too long, and was cancelled",
-            hint="make it quicker, or raise CAPSULE_BUILD_TIMEOUT",
-        ) from None

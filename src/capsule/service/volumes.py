@@ -7,6 +7,7 @@ One that a sandbox has, running or paused, is not deleted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -34,6 +35,7 @@ log = structlog.get_logger(__name__)
 
 KIND = "volume"
 MAX_MOUNTS = 16
+MOST_FOLDERS = 15  # from the root down to a mount point
 LEAST_SIZE = 16 * MIB  # below that a file system's own needs are most of it
 MOST_SIZE = 2**44
 
@@ -166,8 +168,15 @@ class Volumes:
         if size is not None:
             what = "hold volumes to a size"
             self._admission.require("volume_size", of, field="size", what=what)
-        now, labels = self._parts.clock.now(), dict(metadata or {})
-        made = Volume(name, new_id(), of, now, labels, size, tenant)
+        made = Volume(
+            name=name,
+            id=new_id(),
+            provider=of,
+            created=self._parts.clock.now(),
+            metadata=dict(metadata or {}),
+            size=size,
+            tenant=tenant,
+        )
         self._busy.add(key)
         self._coming[key] = made
         try:
@@ -266,10 +275,12 @@ def _check_path(path: str, home: str) -> None:
     parts = path.split("/")
     plain = all(part not in ("", ".", "..") for part in parts[1:])
     above = tuple(f"{each}/" for each in dict.fromkeys((home, WORKSPACE, MOUNTS)))
-    if not path.startswith(above) or not plain or len(parts) > 16:
+    fits = len(parts) <= MOST_FOLDERS + 1 and all(len(os.fsencode(part)) < 256 for part in parts)
+    if not path.startswith(above) or not plain or not fits:
+        names = "" if fits else f", of up to {MOST_FOLDERS} names with up to 255 bytes each"
         raise InvalidError(
             f"volumes: {brief(path)} is no place for a volume",
-            hint=f"name a folder below {', '.join(each[:-1] for each in above)}",
+            hint=f"name a folder below {', '.join(each[:-1] for each in above)}{names}",
             field="volumes",
         )
 

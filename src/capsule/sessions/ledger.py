@@ -27,7 +27,7 @@ import msgspec
 
 from capsule import chain
 from capsule.chain import Entry, Texts, Verdict
-from capsule.errors import ConflictError, InternalError
+from capsule.errors import ConflictError, InternalError, NotFoundError
 from capsule.service.database import Database, translated, whole
 from capsule.sessions.execution import Logged, Place, Running, as_bytes, said_of
 from capsule.sessions.records import Artifact, Outcome, Phase, Session, Task
@@ -45,6 +45,7 @@ from capsule.sessions.tidying import (
     some_artifacts,
     text_sizes,
 )
+from capsule.settings import brief
 
 _SCHEMA = """
 CREATE TABLE sessions (
@@ -133,6 +134,17 @@ class Ledger:
             " ORDER BY phase = 'deleted', created DESC LIMIT 1",
             (tenant, id),
         )
+
+    async def get(self, tenant: str, id: str) -> Session:
+        """As `find`. Raises NotFoundError."""
+        session = await self.find(tenant, id)
+        if session is None:
+            raise NotFoundError(
+                f"session {brief(id)} does not exist",
+                hint="list the sessions to see what there is",
+                session_id=str(id)[:80],
+            )
+        return session
 
     async def unused(self, now: float) -> builtins.list[Session]:
         """Those that are open, and have not been used for as long as they may be."""

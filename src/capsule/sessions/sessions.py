@@ -2,8 +2,7 @@
 
 Tasks, all owned by `Sessions` and ended by `aclose`:
   open ID    one per session that is being opened, so that a caller who leaves leaves nothing half
-  sweep      every second: closes sessions that nobody uses; every hour: removes what is too old or
-             too much
+  sweep      closes sessions that nobody uses, and removes what is too old or too much
 and those of `executions`.
 """
 
@@ -13,7 +12,7 @@ import asyncio
 import builtins
 import json
 import mimetypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple, Self
 
 import structlog
@@ -43,19 +42,15 @@ from capsule.sessions.life import Life
 from capsule.sessions.plan import CLOUD, Wish, make_plan
 from capsule.sessions.records import Artifact, Executed, Phase, Session, Task, new_uid
 from capsule.sessions.registry import Registry
-from capsule.sessions.retention import Item, giving_way
 from capsule.sessions.running import run_code
 from capsule.sessions.stored import Stored
+from capsule.sessions.sweep import Sweep
 from capsule.sessions.tools import check_arguments, run_tool
 from capsule.sessions.workspace import Workspaces
 from capsule.settings import brief
 
 log = structlog.get_logger(__name__)
 
-SWEEP_EVERY = 1.0
-TIDY_EVERY = 3600.0
-RETRY = 60.0
-CLOSES_AT_ONCE = 8
 MAX_READ = 4 * 1024 * 1024
 MAX_LOG = 8 * 1024 * 1024  # bytes of text at a time
 SHARE = 4  # one session may have this part of the storage
@@ -87,7 +82,9 @@ class Sessions:
             most_together=config.storage_bytes // SHARE,
         )
         self._executions = Executions(config, service, self._ledger, harvest, self._clock)
-        self._retry: dict[str, float] = {}  # when a session that could not be closed is tried again
+        self._sweep = Sweep(
+            config, self._ledger, self._blobs, self._life, self._executions, self._clock
+        )
         self._lock: DirectoryLock | None = None
         self._providers: tuple[str, ...] = ()
         self._tasks = Tasks()
@@ -112,14 +109,15 @@ class Sessions:
         for session in await self._ledger.list(phase=Phase.OPENING):
             await self._life.recover(session)
         await self._kept.sweep(await self._ledger.list())
-        self._tasks.spawn(self._sweep_forever(), "sweep sessions")
+        self._tasks.spawn(self._sweep.forever(), "sweep sessions")
 
     async def aclose(self) -> None:
         """Where sandboxes are deleted with the server, the files of sessions are kept first."""
         await self._tasks.aclose()
         await self._executions.aclose()
         if self._config.drain == "delete" and self._lock is not None:
-            await self._close_some(await self._ledger.list(phase=Phase.OPEN), "the server stopped")
+            left = await self._ledger.list(phase=Phase.OPEN)
+            await self._sweep.close(left, "the server stopped")
         await self._ledger.aclose()
         if self._lock is not None:
             self._lock.close()
@@ -164,13 +162,13 @@ class Sessions:
 
     async def get(self, tenant: str, id: str) -> Session:
         """Also one that is closed or deleted."""
-        return await self._settled(await self._find(tenant, id))
+        return await self._settled(await self._ledger.get(tenant, id))
 
     async def list(
         self, tenant: str, phase: Phase | None = None, *, after: str | None = None, limit: int = -1
     ) -> builtins.list[Session]:
         """Oldest first, those made after `after`; deleted ones only if they are asked for."""
-        last = await self._find(tenant, after) if after is not None else None
+        last = await self._ledger.get(tenant, after) if after is not None else None
         found = await self._ledger.list(tenant=tenant, phase=phase, after=last, limit=limit)
         settled = [await self._settled(session) for session in found]
         return [each for each in settled if phase in (None, each.phase)]
@@ -180,21 +178,21 @@ class Sessions:
 
     async def close(self, tenant: str, id: str) -> Session:
         """End its sandbox and keep its files."""
-        session = await self._find(tenant, id)
+        session = await self._ledger.get(tenant, id)
         async with self._life.turn(session):
-            session = await self._life.settle(await self._find(tenant, id))
+            session = await self._life.settle(await self._ledger.get(tenant, id))
             if session.phase is Phase.CLOSED:
                 return session
             return await self._life.close(_open(session), "it was closed")
 
     async def reopen(self, tenant: str, id: str) -> Session:
         """A new sandbox with its files; nothing, if it is open."""
-        session = await self._find(tenant, id)
+        session = await self._ledger.get(tenant, id)
         return await outcome(self._tasks.spawn(self._reopen(tenant, session), f"open {id}"))
 
     async def _reopen(self, tenant: str, session: Session) -> Session:
         async with self._life.turn(session):
-            session = await self._life.settle(await self._find(tenant, session.id))
+            session = await self._life.settle(await self._ledger.get(tenant, session.id))
             if session.phase is Phase.OPEN:
                 return session
             if session.phase is not Phase.CLOSED:
@@ -206,9 +204,9 @@ class Sessions:
     ) -> Session:
         """End its sandbox and remove its files. Its log and its artifacts stay until they are old,
         unless `purge` is given. Raises GoneError, ConflictError (that is not its sandbox)."""
-        session = await self._find(tenant, id)
+        session = await self._ledger.get(tenant, id)
         async with self._life.turn(session):
-            session = await self._find(tenant, id)
+            session = await self._ledger.get(tenant, id)
             if session.phase is Phase.DELETED and not purge:
                 raise _not_open(session)
             _check_sandbox(session, sandbox_id)
@@ -280,17 +278,17 @@ class Sessions:
     async def log(
         self, tenant: str, id: str, *, after: int = 0, limit: int = 100
     ) -> builtins.list[Logged]:
-        session = await self._find(tenant, id)
+        session = await self._ledger.get(tenant, id)
         return await self._ledger.log(session, after=after, limit=limit, most=MAX_LOG)
 
     async def artifacts(self, tenant: str, id: str) -> builtins.list[Artifact]:
-        return await self._ledger.artifacts(await self._find(tenant, id))
+        return await self._ledger.artifacts(await self._ledger.get(tenant, id))
 
     async def open_artifact(
         self, tenant: str, id: str, artifact_id: str
     ) -> tuple[Artifact, BinaryIO]:
         """Raises NotFoundError. The file is the caller's to close."""
-        session = await self._find(tenant, id)
+        session = await self._ledger.get(tenant, id)
         found = await self._ledger.artifact(session, artifact_id)
         if found is None:
             raise NotFoundError(
@@ -299,15 +297,9 @@ class Sessions:
             )
         return found, await self._blobs.open_file(found.sha256)
 
-    async def _find(self, tenant: str, id: str) -> Session:
-        session = await self._ledger.find(tenant, id)
-        if session is None:
-            raise NotFoundError(
-                f"session {brief(id)} does not exist",
-                hint="POST /api/sessions makes one, GET /api/sessions lists them",
-                session_id=str(id)[:80],
-            )
-        return session
+    async def tidy(self) -> None:
+        """Remove what is too old, or too much."""
+        await self._sweep.tidy()
 
     async def _usable(self, tenant: str, id: str) -> Session:
         """One that is open, which lives on from now. Raises GoneError, WrongStateError."""
@@ -320,88 +312,7 @@ class Sessions:
         if not self._life.is_over(session):
             return session
         async with self._life.turn(session):
-            return await self._life.settle(await self._find(session.tenant, session.id))
-
-    async def _sweep_forever(self) -> None:
-        tidied = 0.0
-        while True:
-            try:
-                await self._close_unused()
-                await self._ledger.trim()
-                now = self._clock.monotonic()
-                much = self._executions.kept_bytes > self._config.storage_bytes // 16
-                if now - tidied > TIDY_EVERY or not tidied or much:
-                    tidied, self._executions.kept_bytes = now, 0
-                    await self.tidy()
-            except CapsuleError as error:
-                log.warning("sessions not swept", reason=error.message)
-            await asyncio.sleep(SWEEP_EVERY)
-
-    async def _close_unused(self) -> None:
-        now, turn = self._clock.now(), self._clock.monotonic()
-        due = [
-            session
-            for session in await self._ledger.unused(now)
-            if self._retry.get(session.uid, 0.0) <= turn
-        ]
-        await self._close_some(due, "it was not used", if_unused=True)
-
-    async def _close_some(
-        self, sessions: Sequence[Session], reason: str, *, if_unused: bool = False
-    ) -> None:
-        some = asyncio.Semaphore(CLOSES_AT_ONCE)
-
-        async def close(session: Session) -> None:
-            async with some:
-                await self._try_close(session, reason, if_unused)
-
-        async with asyncio.TaskGroup() as group:
-            for session in sessions:
-                group.create_task(close(session))
-
-    def _unused(self, session: Session) -> bool:
-        left = session.active + session.idle_timeout - self._clock.now()
-        return left < 0 and not self._executions.busy(session)
-
-    async def _try_close(self, session: Session, reason: str, if_unused: bool) -> None:
-        try:
-            async with self._life.turn(session):
-                session = await self._life.settle(await self._find(session.tenant, session.id))
-                if session.phase is Phase.OPEN and (self._unused(session) or not if_unused):
-                    await self._life.close(session, reason)
-            self._retry.pop(session.uid, None)
-        except CapsuleError as error:
-            self._retry[session.uid] = self._clock.monotonic() + RETRY
-            log.warning("session not closed", session=session.id, reason=error.message)
-
-    async def tidy(self) -> None:
-        """Remove what is too old, or too much."""
-        if age := self._config.storage_age:
-            before = self._clock.now() - age
-            for session in await self._ledger.list(phase=Phase.CLOSED, before=before):
-                async with self._life.turn(session):
-                    session = await self._find(session.tenant, session.id)
-                    if session.phase is Phase.CLOSED and session.active < before:
-                        await self._life.delete(session)
-            await self._ledger.expire(before)
-        await self._ledger.shrink(self._config.storage_bytes)
-        await self._blobs.sweep(self._ledger.recorded)
-        await self._shrink_files()
-
-    async def _shrink_files(self) -> None:
-        """Of closed sessions: those that were not used for longest give way."""
-        closed = await self._ledger.list(phase=Phase.CLOSED)
-        kept = [
-            Item(each.tenant, each.uid, each.uid, each.kept.size)
-            for each in sorted(closed, key=lambda each: each.active)
-            if each.kept
-        ]
-        going = set(giving_way(kept, self._config.storage_bytes))
-        for session in [each for each in closed if each.uid in going]:
-            async with self._life.turn(session):
-                session = await self._find(session.tenant, session.id)
-                if session.phase is Phase.CLOSED:
-                    await self._life.forget_files(session, "its files gave way to newer ones")
+            return await self._life.settle(await self._ledger.get(session.tenant, session.id))
 
 
 def _open(session: Session) -> Session:
@@ -417,7 +328,7 @@ def _not_open(session: Session) -> CapsuleError:
     why = f": {session.reason}" if session.reason else ""
     return WrongStateError(
         f"session {session.id} is {session.phase}{why}",
-        hint=f"POST /api/sessions/{session.id}/reopen gives it a sandbox with its files",
+        hint="reopen it, which gives it a sandbox with its files",
         **details,
     )
 

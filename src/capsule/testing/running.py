@@ -9,7 +9,7 @@ import os
 import pytest
 
 from capsule.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
-from capsule.model import ExecId, Reason
+from capsule.model import ExecId, Isolation, Reason
 from capsule.testing.harness import ENV, Subject, drain
 
 
@@ -37,6 +37,12 @@ class TestExec:
         assert (await subject.run("greet", env=env)).stdout == b"hello\n"
         with pytest.raises(NotFoundError):
             await subject.run("greet", env={"PATH": "/usr/bin"})
+
+    async def test_standard_streams_can_be_opened_by_their_names(self, subject: Subject) -> None:
+        if subject.box.isolation is Isolation.GVISOR:
+            pytest.skip("gVisor lets nobody open a pipe but the user who made it")
+        result = await subject.sh("cat /dev/stdin > /dev/stdout; echo e > /dev/stderr", input=b"in")
+        assert (result.stdout, result.stderr) == (b"in", b"e\n")
 
     async def test_the_workspace_is_where_programs_start(self, subject: Subject) -> None:
         assert await subject.output("echo x > made-here; pwd -P >&2; pwd")

@@ -4,7 +4,6 @@ answer, envelopes (a byte of flags, a length, JSON) for streams, the last of whi
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -112,7 +111,3 @@ def decode(message: bytes, shape: type[T]) -> T:
         return msgspec.json.decode(message or b"{}", type=shape, strict=False)
     except msgspec.DecodeError as error:
         raise RpcError("invalid_argument", str(error)) from None
-
-
-def b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

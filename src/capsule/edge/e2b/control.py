@@ -53,9 +53,13 @@ Moment = Annotated[int | None, Query(ge=0, lt=2**53)]
 
 def control_routes(control: c.Control, types: Described) -> APIRouter:
     router = APIRouter(route_class=Route, tags=["e2b"])
-
     described = Describe(types)
+    for part in (_many, _life, _looks, _snapshots):
+        part(router, control, described)
+    return router
 
+
+def _many(router: APIRouter, control: c.Control, described: Describe) -> None:
     @router.post("/v2/sandboxes", **described(s.E2bCreate, v.E2bSandbox, 201))
     async def create(request: Request, key: IdempotencyKey = None) -> Response:
         """Create a sandbox; it runs when the answer comes."""
@@ -117,6 +121,7 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
         found, woken = await control.connect(id, body, _host(request))
         return reply(found, 201 if woken else 200)
 
+    # Here, because /sandboxes/{id} would take it for an id.
     @router.get("/sandboxes/metrics", **described(returns=v.E2bManyMetrics))
     async def last_metrics(
         request: Request, ids: Annotated[str, Query(alias="sandbox_ids", max_length=4096)] = ""
@@ -125,6 +130,8 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
         wanted = [id for id in ids.split(",") if id][: pages.PAGE]
         return reply(await control.last_metrics(caller_of(request.scope), wanted))
 
+
+def _life(router: APIRouter, control: c.Control, described: Describe) -> None:
     @router.get("/sandboxes/{id}", **described(returns=v.E2bDetail))
     async def get(id: str, request: Request) -> Response:
         """A sandbox as it is now."""
@@ -176,6 +183,8 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
         await control.set_network(id, await read_json(request, s.E2bNetworkUpdate))
         return _done()
 
+
+def _looks(router: APIRouter, control: c.Control, described: Describe) -> None:
     @router.get("/sandboxes/{id}/metrics", **described(returns=v.E2bMetric, many=True))
     async def metrics(id: str, start: Moment = None, end: Moment = None) -> Response:
         """What it has used in the last hour, and uses now."""
@@ -199,6 +208,8 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
         wanted = Wanted(cursor or 0, limit, direction == "backward", level, search)
         return reply(E2bLogs(logs=await control.logs(id, wanted)))
 
+
+def _snapshots(router: APIRouter, control: c.Control, described: Describe) -> None:
     @router.post(
         "/sandboxes/{id}/snapshots", **described(s.E2bSnapshot, v.E2bSnapshotInfo, status=201)
     )
@@ -225,8 +236,6 @@ def control_routes(control: c.Control, types: Described) -> APIRouter:
         """Delete a snapshot, or a template."""
         await control.delete_template(caller_of(request.scope), template_id)
         return _done()
-
-    return router
 
 
 def _host(request: Request) -> str:

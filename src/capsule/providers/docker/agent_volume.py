@@ -13,10 +13,12 @@ import hashlib
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from capsule.errors import CapsuleError, ConflictError
+from capsule.providers.docker import plan
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.helpers import Helpers
 
@@ -72,14 +74,8 @@ class AgentVolume:
                         await self._engine.remove_volume(volume["Name"])
 
 
-def mount(volume: str, *, read_only: bool = True) -> dict[str, object]:
-    return {
-        "Type": "volume",
-        "Source": volume,
-        "Target": FOLDER,
-        "ReadOnly": read_only,
-        "VolumeOptions": {"NoCopy": True},
-    }
+def mount(name: str, *, read_only: bool = True) -> dict[str, Any]:
+    return plan.volume(name, FOLDER, read_only=read_only)
 
 
 def _tar(binary: bytes) -> bytes:

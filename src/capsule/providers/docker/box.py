@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from capsule.errors import CapsuleError, UnavailableError
 from capsule.link.link import AgentLink
 from capsule.link.unix import NobodyListensError
 from capsule.model import MIB, Handle, Isolation, Limits, Unenforced, Usage
-from capsule.providers.cleanup import to_the_end
 from capsule.providers.contract import Box, ByteStream
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.transport import Folders
@@ -99,18 +98,8 @@ class DockerBox(Box):
         """Whether its disk lies over layers; else it has copies of them."""
         return bool(self.handle.data.get("over_layers"))
 
-    @contextlib.asynccontextmanager
-    async def awake(self) -> AsyncIterator[None]:
-        """A paused container's agent stands still, too: it answers meanwhile. So do its programs,
-        for the moment until the agent stops them."""
-        if not (await self.state()).get("Paused"):
-            yield
-            return
-        try:
-            await self.resume()
-            yield
-        finally:
-            await to_the_end(self.pause())
+    async def paused(self) -> bool:
+        return bool((await self.state()).get("Paused"))
 
     async def ping(self, within: float) -> dict[str, Any]:
         return await AgentLink(self.connect, timeout=within).ping()

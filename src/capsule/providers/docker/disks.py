@@ -26,6 +26,7 @@ from capsule.providers.docker import hardening
 from capsule.providers.docker.plan import TARGETS
 from capsule.providers.docker.probe import Facts
 from capsule.providers.local import disk as local
+from capsule.providers.local.launcher import MOUNT_POINT, no_mount_point
 
 MOUNT_WITHIN = 20.0
 BY_SOCKET_ONLY = "only boxes that are reached by their sockets have one"
@@ -172,6 +173,8 @@ def _failure(said: str) -> CapsuleError:
     text = f"the sandbox's disk cannot be mounted: {said or 'no reason given'}"
     if "No space left" in said:
         return NoSpaceError(text, hint="free some space below data_dir")
+    if MOUNT_POINT in said and ("Not a directory" in said or "symbolic links" in said):
+        return no_mount_point()
     if "loop device" in said:
         return CapacityError(text, hint="the host is at a limit; delete sandboxes")
     return UnavailableError(text)

@@ -1,6 +1,6 @@
 """What a container may do: everything security-relevant about one, in one table to read.
 
-`host_config` and `config` are what the Engine is told about a container; plan.py adds which one it
+`HOST_CONFIG` and `CONFIG` are what the Engine is told about a container; plan.py adds which one it
 is (image, sizes, mounts). Programs in it are further confined by the agent: another uid, no
 capabilities at all, the same seccomp profile once more, Landlock, rlimits.
 """

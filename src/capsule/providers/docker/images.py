@@ -28,7 +28,7 @@ from capsule.errors import (
     UnavailableError,
 )
 from capsule.host_errors import host_errors
-from capsule.model import MIB, Template
+from capsule.model import MIB, SYSTEM_PATH, Template
 from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.docker import address, leftovers
 from capsule.providers.docker.build_stream import BuildStream, Lines
@@ -48,7 +48,6 @@ TIDY_BUDGET = 60.0
 PATIENCE = 15.0  # the Engine gives a program ten seconds between asking and killing it
 
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*", re.ASCII)
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class DockerImages(Images):
             await asyncio.to_thread(ledger.note, CONTAINER, name)
             body = {"Image": image.id, "Cmd": ["true"], "HostConfig": {"NetworkMode": "none"}}
             await engine.create(name, body)
-            places = image.env.get("PATH", _DEFAULT_PATH).split(":")
+            places = image.env.get("PATH", SYSTEM_PATH).split(":")
             return frozenset({n for n in names if await _has(engine, name, n, places)})
         finally:
             work = self._settle(engine, ledger)

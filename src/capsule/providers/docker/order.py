@@ -30,7 +30,7 @@ class Host:
     supply: Supply
     cores: Cores
     relays: Relays
-    volume: AgentVolume
+    agent_volume: AgentVolume
     disks: Disks
     filters: Filters
     helpers: Helpers

@@ -154,6 +154,17 @@ def bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any]
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
 
 
+def volume(name: str, target: str, *, read_only: bool) -> dict[str, Any]:
+    """Nothing that an image has at `target` is copied into it."""
+    return {
+        "Type": "volume",
+        "Source": name,
+        "Target": target,
+        "ReadOnly": read_only,
+        "VolumeOptions": {"NoCopy": True},
+    }
+
+
 def _home(parts: Parts) -> Iterator[dict[str, Any]]:
     """A home with another name is the same folder once more."""
     for source, target in (parts.disk or {}).items():

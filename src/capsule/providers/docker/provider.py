@@ -102,16 +102,16 @@ class DockerProvider(Provider):
             podman = found.kind == "Podman"
             helpers = Helpers(engine, name=self._name, labels=self._labels)
             self._host = Host(
-                engine,
-                found,
-                Supply(engine, self.settings),
-                Cores(range(found.cpus)),
-                Relays(self._start_relay, "the Engine"),
-                AgentVolume(engine, self.settings.agent, helpers),
-                self._disks,
-                filters,
-                helpers,
-                ContainerVolumes(engine, helpers, data, podman=podman),
+                engine=engine,
+                facts=found,
+                supply=Supply(engine, self.settings),
+                cores=Cores(range(found.cpus)),
+                relays=Relays(self._start_relay, "the Engine"),
+                agent_volume=AgentVolume(engine, self.settings.agent, helpers),
+                disks=self._disks,
+                filters=filters,
+                helpers=helpers,
+                volumes=ContainerVolumes(engine, helpers, data, podman=podman),
             )
             await self._disks.open(self.settings.disk_backing, found)
             await self._host.volumes.open()
@@ -157,7 +157,17 @@ class DockerProvider(Provider):
             way = self._way(host, runtime)
             disk = way == "socket" and not host.disks.problem
             over = disk and bool(below) and not host.disks.flat and not runtime.gvisor
-            order = Order(safe(sandbox_id), spec, runtime, image, way, disk, cpus, below, over)
+            order = Order(
+                id=safe(sandbox_id),
+                spec=spec,
+                runtime=runtime,
+                image=image,
+                way=way,
+                disk=disk,
+                cpus=cpus,
+                layers=below,
+                over_layers=over,
+            )
             try:
                 return await self._launch(host, order)
             except NoSocketError as exc:
@@ -413,7 +423,7 @@ class DockerProvider(Provider):
 
     async def _mounted(self, host: Host, order: Order) -> plan.Mounted:
         if order.way == "engine":
-            return transport.by_engine(await host.volume.name(order.image.name))
+            return transport.by_engine(await host.agent_volume.name(order.image.name))
         sudo = self._sudo if order.sudo else None
         return transport.by_socket(self._folders.path(order.id), self._agent, sudo)
 

@@ -23,7 +23,7 @@ from capsule.errors import (
 )
 from capsule.model import VolumeMount
 from capsule.providers.contract import OutOfReachError
-from capsule.providers.docker import hardening
+from capsule.providers.docker import hardening, plan
 from capsule.providers.docker.engine import Engine
 from capsule.providers.docker.helpers import Helpers
 
@@ -97,7 +97,7 @@ class ContainerVolumes:
         await self._give(wanted.id, image)
         if gvisor and wanted.read_only:
             name = await self._view(wanted.id, str(found["Mountpoint"]))
-        return _mount(name, wanted.path, wanted.read_only)
+        return plan.volume(name, wanted.path, read_only=wanted.read_only)
 
     async def _view(self, id: str, place: str) -> str:
         """The same once more, mounted read-only by the Engine: gVisor empties a file of a read-only
@@ -111,7 +111,7 @@ class ContainerVolumes:
         async with self._giving:
             if id in self._given or self._podman:
                 return
-            mount = _mount(self._name(id), f"/{FOLDER}", read_only=False)
+            mount = plan.volume(self._name(id), f"/{FOLDER}", read_only=False)
             async with self._helpers.container(image, [mount]) as helper:
                 mode = await self._engine.mode(helper, f"/{FOLDER}")
                 await self._engine.put(helper, "/", _owned(mode))
@@ -127,16 +127,6 @@ class ContainerVolumes:
         if not id.isalnum():
             raise InvalidError(f"not the id of a volume: {id[:80]!r}")
         return f"capsule-{self._data}-volume-{id}"
-
-
-def _mount(name: str, path: str, read_only: bool) -> dict[str, Any]:
-    return {
-        "Type": "volume",
-        "Source": name,
-        "Target": path,
-        "ReadOnly": read_only,
-        "VolumeOptions": {"NoCopy": True},
-    }
 
 
 def _owned(mode: int) -> bytes:

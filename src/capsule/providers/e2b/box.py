@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from capsule.link.link import AgentLink
 from capsule.model import MIB, Handle, Isolation
-from capsule.providers.cleanup import to_the_end
 from capsule.providers.contract import Box, ByteStream
 from capsule.providers.e2b import plan
 from capsule.providers.e2b.cloud import Machine
@@ -55,17 +53,8 @@ class E2bBox(Box):
     async def resume(self) -> None:
         await self._resume()
 
-    @contextlib.asynccontextmanager
-    async def awake(self) -> AsyncIterator[None]:
-        """What is paused in the cloud does not answer: it runs for as long as this takes."""
-        if not (await self.machine.cloud.look(self.machine.id)).paused:
-            yield
-            return
-        try:
-            await self.resume()
-            yield
-        finally:
-            await to_the_end(self.pause())
+    async def paused(self) -> bool:
+        return (await self.machine.cloud.look(self.machine.id)).paused
 
     async def ping(self, within: float) -> dict[str, Any]:
         return await AgentLink(self.connect, timeout=within).ping()

@@ -250,17 +250,3 @@ def _known_files(bases: Iterable[Path]) -> frozenset[str]:
     for base in set(bases):
         names.update(os.listdir(base))
     return frozenset(names)
-
-
-def read_values(dirs: Iterable[Path]) -> dict[str, str]:
-    """Every setting of a box's cgroups that is one short line. For tests and for looking around."""
-    values: dict[str, str] = {}
-    for at in dirs:
-        for file in at.iterdir():
-            try:
-                text = file.read_text().strip()
-            except OSError:
-                continue
-            if "\n" not in text:
-                values[file.name] = text
-    return values

@@ -19,13 +19,21 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
+from capsule.errors import (
+    CapacityError,
+    CapsuleError,
+    InvalidError,
+    NoSpaceError,
+    UnavailableError,
+)
 from capsule.link.ahead import Ahead
 from capsule.link.conversation import Connect, Conversation, request_bytes, silence
 from capsule.link.protocol import FrameType, pack
 from capsule.link.stream import ByteStream
 from capsule.link.unix import NobodyListensError
 from capsule.providers.cleanup import to_the_end
+
+MOUNT_POINT = "mount point of a volume"  # the agent's word for the stage
 
 
 class Launcher:
@@ -204,6 +212,8 @@ def launch_failure(error: CapsuleError) -> CapsuleError:
     """What a failed launch means: the host is full, or the host is not as it should be."""
     stage, cause = error.details.get("stage", "launch"), error.details.get("cause")
     details = {"stage": stage, "errno": error.details.get("errno", "")}
+    if stage == MOUNT_POINT and details["errno"] in ("ENOTDIR", "ELOOP"):
+        return no_mount_point()
     text = f"the sandbox could not be started: {stage}: {error.message}"
     if cause == "no_space":
         return NoSpaceError(text, hint="free some space below data_dir", **details)
@@ -212,6 +222,16 @@ def launch_failure(error: CapsuleError) -> CapsuleError:
     if cause is None:
         return error
     return UnavailableError(text, hint="`capsule doctor` shows what this host allows", **details)
+
+
+def no_mount_point() -> InvalidError:
+    """It is looked for without following links, in files that a program has written."""
+    return InvalidError(
+        "volumes: a mount point, or what is on the way to it, is a link or a file in what the"
+        " sandbox begins from, not a folder",
+        hint="mount the volume at another path, or remove what is there before the snapshot",
+        field="volumes",
+    )
 
 
 def _remove_dead(directory: Path) -> None:

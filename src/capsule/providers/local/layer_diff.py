@@ -1,8 +1,7 @@
 """What is different between two stacks of layers, as a box would see them.
 
-Only folders that one of the layers has in which the stacks differ are looked into: the layers that
-both have below are the same for both. Nothing is mounted, no link is followed. Of all folders one
-is open at a time.
+Only folders in which the two show different layers are looked into. Nothing is mounted, no link is
+followed. Of all folders one is open at a time.
 """
 
 from __future__ import annotations
@@ -116,24 +115,17 @@ def opened(layers: Stack, at: Names) -> Iterator[list[tuple[Path, int]]]:
 
 
 def compare(old: Sequence[Path], new: Sequence[Path], most: int) -> list[FileChange]:
-    shared = 0
-    while shared < min(len(old), len(new)) and old[-1 - shared] == new[-1 - shared]:
-        shared += 1
-    own = {*old[: len(old) - shared], *new[: len(new) - shared]}
-    stacks = (tuple(old), tuple(new))
-    return list(islice(_changes(stacks, own, (), b""), most))
+    return list(islice(_changes((tuple(old), tuple(new)), (), b""), most))
 
 
-def _changes(
-    stacks: tuple[Stack, Stack], own: set[Path], at: Names, place: bytes
-) -> Iterator[FileChange]:
-    if own.isdisjoint(stacks[0]) and own.isdisjoint(stacks[1]):
+def _changes(stacks: tuple[Stack, Stack], at: Names, place: bytes) -> Iterator[FileChange]:
+    if stacks[0] == stacks[1]:
         return
     for found in _differing(stacks, at, place):
         if found.change is not None:
             yield found.change
         if found.inside is not None:
-            yield from _changes(found.inside, own, (*at, found.name), found.path)
+            yield from _changes(found.inside, (*at, found.name), found.path)
 
 
 class _Found(NamedTuple):
@@ -155,6 +147,8 @@ def _differing(stacks: tuple[Stack, Stack], at: Names, place: bytes) -> list[_Fo
                 continue
             path = place + b"/" + name if place else PLACES.get(name, b"/" + name)
             kind = _change(was, now)
+            if not place and None in (was, now):
+                kind = ""  # a box has these folders, whether or not a layer does
             change = FileChange(path, kind, entry.kind, entry.info.st_size) if kind else None
             folder = "dir" in {each.kind for each in (was, now) if each is not None}
             inside = (before.inside(name), after.inside(name)) if folder else None

@@ -12,11 +12,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from array import array
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from capsule.errors import InvalidError, TooLargeError
 from capsule.providers.local.layer_attributes import give
+from capsule.providers.local.seen_folders import place_of
 from capsule.providers.local.tarball import shown
 from capsule.providers.local.unpack import set_opaque
 
@@ -24,7 +27,6 @@ _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 256
 MAX_ENTRIES = 2_000_000
-MOST_TIME = 2**62
 
 Parts = tuple[bytes, ...]
 
@@ -37,18 +39,28 @@ class _Open:
     fd: int
     mode: int | None
     mtime_ns: int
+    seen: bool = False  # in the layer before, too, at the same place
 
 
 class LayerFolder:
     """`root` is an open, empty folder, the caller's. `owner`: None keeps whoever writes. `least`:
-    what every mode has of the owner's rights."""
+    what every mode has of the owner's rights. `seen`: the folders of the layer before."""
 
     def __init__(
-        self, root: int, *, most_bytes: int, owner: int | None, before: int = -1, least: int = 0
+        self,
+        root: int,
+        *,
+        most_bytes: int,
+        owner: int | None,
+        before: Sequence[int] = (),
+        seen: Collection[int] = (),
+        least: int = 0,
     ) -> None:
         self.bytes = 0  # written
+        self.places: array[int] = array("q")  # of its folders (`seen_folders`)
+        self._seen = seen
         self.taken = 0  # bytes of files that an earlier layer has as well
-        self._before = before  # that layer, open; the caller's
+        self._before = [_Way(fd) for fd in before]  # such layers, open, topmost first; the caller's
         self.entries = 0
         self._root = root
         self._most = most_bytes
@@ -58,7 +70,10 @@ class LayerFolder:
         self._file = -1
         self._left = 0  # of the file's size, that extents may reach to
 
-    def folder(self, path: bytes, mode: int, mtime_ns: int, *, opaque: bool = False) -> None:
+    def folder(
+        self, path: bytes, mode: int, mtime_ns: int, *, opaque: bool = False, inode: int = 0
+    ) -> None:
+        """`inode`: which one it is in its box; 0: an older agent does not tell."""
         parts = self._new(path)
         parent = self._enter(parts[:-1])
         try:
@@ -66,9 +81,15 @@ class LayerFolder:
         except FileExistsError:
             raise _twice(path) from None
         fd = os.open(parts[-1], _DIR, dir_fd=parent)
-        self._open.append(_Open(parts[-1], fd, mode & 0o1777 | self._least, mtime_ns))
+        seen = not inode or self.place(path, inode, opaque=opaque) in self._seen
+        self._open.append(_Open(parts[-1], fd, mode & 0o1777 | self._least, mtime_ns, seen))
         if opaque:
             set_opaque(fd)
+
+    def place(self, path: bytes, inode: int, *, opaque: bool) -> int:
+        place = place_of(path, inode, opaque=opaque)
+        self.places.append(place)
+        return place
 
     def begin_file(
         self, path: bytes, mode: int, mtime_ns: int, size: int, attributes: bytes = b""
@@ -124,7 +145,7 @@ class LayerFolder:
 
     def hardlink(self, path: bytes, target: bytes) -> None:
         """To a file of the same layer that came before."""
-        parts, source = self._new(path), self._split(target)
+        parts, source = self._new(path), split(target)
         place = self._walk(source[:-1])
         try:
             if not stat.S_ISREG(os.stat(source[-1], dir_fd=place, follow_symlinks=False).st_mode):
@@ -143,24 +164,21 @@ class LayerFolder:
             os.close(place)
 
     def unchanged(self, path: bytes) -> None:
-        """A file that the layer before has: the same, under a further name."""
+        """A file that the layers before have: the same, under a further name. Its own times do not
+        tell that a folder above it was renamed: it may be another than is there at its path."""
         parts = self._new(path)
-        if self._before < 0:
+        if not self._before:
             raise InvalidError(f"the layer has an unchanged file and none before: {shown(path)}")
-        place = self._walk(parts[:-1], self._before)
-        try:
-            found = os.stat(parts[-1], dir_fd=place, follow_symlinks=False)
-            if not stat.S_ISREG(found.st_mode):
-                raise InvalidError(f"the layer before has no such file: {shown(path)}")
-            parent = self._enter(parts[:-1])
-            os.link(
-                parts[-1], parts[-1], src_dir_fd=place, dst_dir_fd=parent, follow_symlinks=False
-            )
-        except (FileNotFoundError, PermissionError):
-            raise InvalidError(f"the layer before has no such file: {shown(path)}") from None
-        finally:
-            os.close(place)
-        self.taken += found.st_size
+        parent = self._enter(parts[:-1])
+        if not self._open or not self._open[-1].seen:
+            raise InvalidError(f"the layer before had another folder here: {shown(path)}")
+        found = next(filter(None, (way.find(parts) for way in self._before)), None)
+        if found is None or not stat.S_ISREG(found.info.st_mode):
+            raise InvalidError(f"the layer before has no such file: {shown(path)}")
+        os.link(
+            parts[-1], parts[-1], src_dir_fd=found.folder, dst_dir_fd=parent, follow_symlinks=False
+        )
+        self.taken += found.info.st_size
 
     def whiteout(self, path: bytes) -> None:
         parts = self._new(path)
@@ -173,6 +191,7 @@ class LayerFolder:
         if self._file >= 0:
             raise InvalidError("the layer ends in the middle of a file")
         self._leave(0)
+        self._leave_before()
 
     def close(self) -> None:
         """After a failure: lets go of what is open. Idempotent."""
@@ -181,20 +200,17 @@ class LayerFolder:
             self._file = -1
         while self._open:
             os.close(self._open.pop().fd)
+        self._leave_before()
+
+    def _leave_before(self) -> None:
+        for way in self._before:
+            way.leave()
 
     def _new(self, path: bytes) -> Parts:
         self.entries += 1
         if self.entries > MAX_ENTRIES:
             raise TooLargeError(f"the layer has more than {MAX_ENTRIES} files", limit=MAX_ENTRIES)
-        return self._split(path)
-
-    def _split(self, path: bytes) -> Parts:
-        parts = tuple(path.split(b"/"))
-        if any(part in (b"", b".", b"..") or b"\0" in part or len(part) > 255 for part in parts):
-            raise InvalidError(f"the layer has a path that cannot be: {shown(path)}")
-        if len(parts) > MAX_DEPTH or len(path) > 4095:
-            raise TooLargeError(f"the layer has a path that is too deep or long: {shown(path)}")
-        return parts
+        return split(path)
 
     def _enter(self, parts: Sequence[bytes]) -> int:
         """The folder's descriptor, good until the next call. Folders that are not on the way to it
@@ -225,9 +241,9 @@ class LayerFolder:
             finally:
                 os.close(held.fd)
 
-    def _walk(self, parts: Sequence[bytes], root: int | None = None) -> int:
+    def _walk(self, parts: Sequence[bytes]) -> int:
         """The same with a descriptor of its own, the caller's; leaves nothing."""
-        fd = os.dup(self._root if root is None else root)
+        fd = os.dup(self._root)
         for name in parts:
             try:
                 inner = _open_dir(name, fd)
@@ -242,6 +258,56 @@ class LayerFolder:
             hint="remove files in the sandbox, or raise the server's max_snapshot",
             limit=self._most,
         )
+
+
+def split(path: bytes) -> Parts:
+    """Raises InvalidError (it leads elsewhere), TooLargeError."""
+    parts = tuple(path.split(b"/"))
+    if any(part in (b"", b".", b"..") or b"\0" in part or len(part) > 255 for part in parts):
+        raise InvalidError(f"the layer has a path that cannot be: {shown(path)}")
+    if len(parts) > MAX_DEPTH or len(path) > 4095:
+        raise TooLargeError(f"the layer has a path that is too deep or long: {shown(path)}")
+    return parts
+
+
+class _Found(NamedTuple):
+    folder: int  # good until the next is looked for
+    info: os.stat_result
+
+
+class _Way:
+    """The folders down to where files were last looked for: mostly the next one is beside them."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._folders: list[tuple[bytes, int]] = []
+
+    def find(self, parts: Sequence[bytes]) -> _Found | None:
+        try:
+            folder = self._enter(parts[:-1])
+            return _Found(folder, os.stat(parts[-1], dir_fd=folder, follow_symlinks=False))
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENOENT, errno.EACCES):
+                return None
+            raise
+
+    def _enter(self, parts: Sequence[bytes]) -> int:
+        same = 0
+        for name, (held, _) in zip(parts, self._folders, strict=False):
+            if name != held:
+                break
+            same += 1
+        self.leave(same)
+        for name in parts[same:]:
+            self._folders.append((name, os.open(name, _DIR, dir_fd=self._top())))
+        return self._top()
+
+    def leave(self, depth: int = 0) -> None:
+        while len(self._folders) > depth:
+            os.close(self._folders.pop()[1])
+
+    def _top(self) -> int:
+        return self._folders[-1][1] if self._folders else self._root
 
 
 def _open_dir(name: bytes, parent: int) -> int:

@@ -10,24 +10,39 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from capsule.errors import InvalidError, NotFoundError, UnavailableError
 from capsule.host_errors import host_errors
+from capsule.link.link import AgentLink
 from capsule.providers.cleanup import to_the_end
-from capsule.providers.contract import Saved
+from capsule.providers.contract import Mark, Saved
 from capsule.providers.feed import fed
 from capsule.providers.local.folders import make_folder
+from capsule.providers.local.layer_delta import LayerDelta
 from capsule.providers.local.layer_folder import LayerFolder
 from capsule.providers.local.layer_tar import Packer, unpack
 from capsule.providers.local.removal import remove_tree
+from capsule.providers.local.seen_folders import SeenFolders
 from capsule.providers.local.settled import sync_file_system
 
 HEAD = struct.Struct(">cHqIQHH")
 EXTENT = struct.Struct(">QI")
 BATCH = 1024 * 1024
+PATIENT_BATCH = 8 * BATCH  # where nothing may be left to do when all has come: 200,000 names
+
+
+class Before(NamedTuple):
+    """What a box has told before: its layers, topmost first, and their folders."""
+
+    ids: Sequence[str]
+    seen: Collection[int]
+    over: bool = False
+    delta: bool = False  # these lie below what is written
 
 
 class Layers:
@@ -36,6 +51,7 @@ class Layers:
         self.folder = folder
         self._owner = owner
         self._least = 0o700 if readable else 0
+        self._seen = SeenFolders()
 
     def prepare(self) -> None:
         """Drafts of a server that was killed are removed. Blocks."""
@@ -70,9 +86,41 @@ class Layers:
     def remove(self, id: str) -> None:
         """Renamed first: half a layer must not look like one. Blocks."""
         draft = self.folder / f".{id}"
+        self._seen.forget(id)
         with suppress(FileNotFoundError):
             os.rename(self._path(id), draft)
         remove_tree(draft)
+
+    async def save(
+        self, link: AgentLink, id: str, *, full: bool, most_bytes: int, since: Mark | None
+    ) -> Saved:
+        """What a box has written, as its agent tells it; see `Layered.save`. Of a layer that an
+        earlier server wrote nothing is taken: which folders it had is not known any more."""
+        before = self._before(since)
+        at = since.at if since and before else 0.0
+        about: dict[str, Any] = {}
+        difference = before is not None and before.delta
+        pieces = link.save(about, full=full, since=at, difference=difference)
+        saved = await self.write(
+            id,
+            pieces,
+            most_bytes=most_bytes,
+            before=before,
+            same=lambda: about.get("changed") == 0,
+        )
+        return replace(
+            saved,
+            changed=about.get("changed") != 0,
+            at=float(about.get("at") or 0.0),
+            below=int(about.get("kept") or 0) if saved.delta else 0,
+        )
+
+    def _before(self, since: Mark | None) -> Before | None:
+        seen = self._seen.of(since.layers[0]) if since else None
+        if since is None or seen is None:
+            return None
+        # An older agent tells no inodes, and no differences.
+        return Before(since.layers, seen, over=since.over, delta=since.delta and bool(seen))
 
     async def write(
         self,
@@ -80,27 +128,38 @@ class Layers:
         pieces: AsyncGenerator[bytes, None],
         *,
         most_bytes: int,
-        before: str | None = None,
+        before: Before | None = None,
+        same: Callable[[], bool] = lambda: False,
     ) -> Saved:
-        """All or nothing. Raises InvalidError, TooLargeError, NoSpaceError, what `pieces` does."""
+        """All or nothing. `same` is asked when all has come: whether it is what `before` has. Then
+        nothing is written, and the layer is not there.
+
+        Raises InvalidError, TooLargeError, NoSpaceError, what `pieces` does.
+        """
         fill = Fill(self, id, most_bytes, before)
+        batch_size = BATCH if before is None else PATIENT_BATCH
         try:
             with host_errors("the snapshot cannot be written"):
                 await to_the_end(asyncio.to_thread(fill.open))
-                parser = Parser(fill.layer)
+                parser = Parser(fill.delta or fill.layer)
                 async with aclosing(pieces):
                     waiting = bytearray()
                     async for piece in pieces:
                         waiting += piece
-                        if len(waiting) >= BATCH:
+                        if len(waiting) >= batch_size:
                             batch, waiting = waiting, bytearray()
                             await to_the_end(asyncio.to_thread(parser.feed, batch))
+                    if before is not None and not fill.layer.entries and same():
+                        await to_the_end(asyncio.to_thread(fill.drop))
+                        return Saved(size=0, files=0, changed=False)
                     await to_the_end(asyncio.to_thread(parser.feed, waiting))
                 parser.end()
-                return await to_the_end(asyncio.to_thread(fill.keep))
+                saved = await to_the_end(asyncio.to_thread(fill.keep))
         except BaseException:
             await to_the_end(asyncio.to_thread(fill.drop))
             raise
+        self._seen.note(id, fill.layer.places, instead_of=before.ids[0] if before else None)
+        return saved
 
     async def take_in(
         self, id: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
@@ -127,10 +186,15 @@ class Layers:
         with host_errors("the snapshot cannot be read"):
             pieces = await to_the_end(asyncio.to_thread(begin))
             try:
-                while batch := await to_the_end(asyncio.to_thread(_batch, pieces)):
+                while batch := await next_batch(pieces):
                     yield batch
             finally:
                 pieces.close()
+
+
+async def next_batch(pieces: Iterator[bytes]) -> bytes:
+    """About a mebibyte, nothing at the end: a thread for each piece would cost more than it."""
+    return await to_the_end(asyncio.to_thread(_batch, pieces))
 
 
 def _batch(pieces: Iterator[bytes]) -> bytes:
@@ -147,10 +211,17 @@ class Fill:
 
     layer: LayerFolder
 
-    def __init__(self, layers: Layers, id: str, most_bytes: int, before: str | None = None) -> None:
+    def __init__(
+        self,
+        layers: Layers,
+        id: str,
+        most_bytes: int,
+        before: Before | None = None,
+    ) -> None:
         self._layers = layers
-        self._before_id = before
-        self._before = -1
+        self._before = before
+        self._below: list[int] = []
+        self.delta: LayerDelta | None = None
         self._final = layers._path(id)
         self._draft = layers.folder / f".{id}"
         self._most = most_bytes
@@ -160,23 +231,34 @@ class Fill:
     def open(self) -> None:
         os.mkdir(self._draft, 0o700)
         self._root = os.open(self._draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if self._before_id is not None:
-            path = self._layers.path(self._before_id)
-            self._before = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        before = self._before
+        for id in before.ids if before else ():
+            path = self._layers.path(id)
+            self._below.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         self.layer = LayerFolder(
             self._root,
             most_bytes=self._most,
             owner=self._owner,
-            before=self._before,
+            before=self._below,
+            seen=before.seen if before else (),
             least=self._layers._least,
         )
+        if before and before.delta:
+            self.delta = LayerDelta(self.layer, self._below, before.seen, over=before.over)
 
     def keep(self) -> Saved:
+        if self.delta is not None:
+            self.delta.finish()
         self.layer.finish()
         self._close()
         os.rename(self._draft, self._final)
         written, taken = self.layer.bytes, self.layer.taken
-        return Saved(size=written + taken, files=self.layer.entries, copied=written)
+        return Saved(
+            size=written + taken,
+            files=self.layer.entries,
+            copied=written,
+            delta=self.delta is not None,
+        )
 
     def drop(self) -> None:
         if hasattr(self, "layer"):
@@ -185,16 +267,16 @@ class Fill:
         remove_tree(self._draft)
 
     def _close(self) -> None:
-        for fd in (self._root, self._before):
+        for fd in (self._root, *self._below):
             if fd >= 0:
                 os.close(fd)
-        self._root = self._before = -1
+        self._root, self._below = -1, []
 
 
 class Parser:
     """The agent's save stream, in pieces of any size, into a folder."""
 
-    def __init__(self, layer: LayerFolder) -> None:
+    def __init__(self, layer: LayerFolder | LayerDelta) -> None:
         self._layer = layer
         self._held = bytearray()
         self._in_file = False
@@ -247,7 +329,9 @@ class Parser:
         time = max(-(2**62), min(seconds * 10**9 + nanos, 2**62))
         match kind:
             case b"d" | b"D":
-                self._layer.folder(name, mode, time, opaque=kind == b"D")
+                self._layer.folder(name, mode, time, opaque=kind == b"D", inode=size)
+            case b"e" | b"E" if isinstance(self._layer, LayerDelta):
+                self._layer.same_folder(name, mode, time, opaque=kind == b"E", inode=size)
             case b"f":
                 self._layer.begin_file(name, mode, time, size, target)
                 self._in_file = True

@@ -162,12 +162,12 @@ def mounts(parts: Parts, facts: Facts) -> list[dict[str, Any]]:
     return [
         parts.root.mount(),
         *(_bind(f"/{name}", name) for name in parts.root.binds),
+        *({**_bind(f"/dev/{name}", f"dev/{name}"), "dev": True, "ro": False} for name in DEVICES),
         {"type": "proc", "to": "proc"},
         *(_bind(f"{parts.view}/{name}", f"proc/{name}") for name in views.FILES),
         *(_mask(name, parts.view) for name in _present(MASKED)),
         *({"type": "ro", "to": f"proc/{name}"} for name in _present(READ_ONLY)),
         _bind(f"{parts.view}/sys", "sys"),
-        *({**_bind(f"/dev/{name}", f"dev/{name}"), "dev": True, "ro": False} for name in DEVICES),
         {"type": "devpts", "to": "dev/pts"},
         _tmpfs("dev/shm", _shm_size(parts.limits, facts)),
         {"type": "disk", "from": "workspace", "to": WORKSPACE.lstrip("/")},

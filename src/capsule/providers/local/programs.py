@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capsule.errors import NotFoundError
-from capsule.model import Template
+from capsule.model import SYSTEM_PATH, Template
 from capsule.providers.local.skeleton import SYSTEM_DIRS
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VISIBLE = tuple(f"/{name}/" for name in ("usr", *SYSTEM_DIRS))  # of the host, to its boxes
 
 

@@ -13,7 +13,6 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,21 +40,18 @@ from capsule.providers.contract import (
     Provider,
     Saved,
 )
+from capsule.providers.identity import safe
 from capsule.providers.local import plan, probe, records
 from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.box import LocalBox, shut_down, way_to
-from capsule.providers.local.cores import Cores
-from capsule.providers.local.disk import Disks, choose_backing
 from capsule.providers.local.filters import Filters
 from capsule.providers.local.folders import make_folder
+from capsule.providers.local.host import Host, backing_for
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
 from capsule.providers.local.layer_diff import compare
-from capsule.providers.local.layers import Layers
 from capsule.providers.local.probe import Facts
-from capsule.providers.local.roots import Roots
 from capsule.providers.local.settings import LocalSettings
 from capsule.providers.local.views import Views, visible_cpus
-from capsule.providers.local.volumes import Volumes
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +73,7 @@ class LocalProvider(Provider):
         self._views = Views(settings.run_dir / "views")
         self._filters = Filters(settings.profiles_dir)
         self._facts: Facts | None = None
-        self._engine: Engine | None = None
+        self._host: Host | None = None
 
     async def open(self) -> None:
         try:
@@ -96,22 +92,22 @@ class LocalProvider(Provider):
                 f"this host allows {wanted}",
                 hint="`capsule doctor` shows the reasons and the fixes",
             )
-        self._engine = engine = Engine(self.settings, facts, level)
-        await asyncio.to_thread(self._prepare, engine)
+        self._host = host = Host(self.settings, facts, level)
+        await asyncio.to_thread(self._prepare, host)
         # What the first create would otherwise wait for.
-        await engine.disks.entry("", Limits())
-        await engine.roots.get(Template("warm-up"))
-        await self._filters.get("default", level, own_uid=engine.facts.uid_ranges)
+        await host.disks.entry("", Limits())
+        await host.roots.get(Template("warm-up"))
+        await self._filters.get("default", level, own_uid=host.facts.uid_ranges)
 
     async def aclose(self) -> None:
-        self._engine = None
+        self._host = None
         await self._launcher.aclose()
 
     async def probe(self) -> Capabilities:
         facts = await self._gather()
         level = self.settings.isolation or facts.strongest()
         try:
-            backing = _backing(self.settings, facts, level)
+            backing = backing_for(self.settings, facts, level)
         except UnavailableError:
             backing = None
         return await asyncio.to_thread(probe.capabilities, facts, self.settings, backing)
@@ -120,40 +116,28 @@ class LocalProvider(Provider):
         self._launcher.expect()
 
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
-        engine = self._ready()
-        if spec.template.network != "none":
-            raise NotSupportedError(
-                f"template {spec.template.name} asks for network {spec.template.network}",
-                hint="the local provider gives none; set `network: none`",
-            )
-        if runtime := spec.runtime or spec.template.runtime:
-            raise NotSupportedError(
-                f"the local provider has no runtimes: {runtime}",
-                hint="take the docker provider for it",
-                field="runtime",
-            )
-        if spec.layers or spec.volumes:
-            self._require_layers(engine)
+        host = self._ready()
+        self._check(host, spec)
         self.expect()
         with host_errors("the sandbox cannot be prepared"):
-            own_uid = engine.facts.uid_ranges
-            filter_ = await self._filters.get(spec.template.seccomp, engine.level, own_uid=own_uid)
-            parts = await self._parts(engine, sandbox_id, spec)
-            request = await self._request(engine, parts)
+            own_uid = host.facts.uid_ranges
+            filter_ = await self._filters.get(spec.template.seccomp, host.level, own_uid=own_uid)
+            parts = await self._parts(host, sandbox_id, spec)
+            request = await self._request(host, parts)
             request["fork_answer"] = filter_.fork_answer
-        record = self._record(engine, parts, request)
+        record = self._record(host, parts, request)
         records.create(parts.dir, record)
-        engine.cores.take(sandbox_id, parts.cpus)
+        host.cores.take(sandbox_id, parts.cpus)
         try:
             if parts.adjustable:
                 with host_errors("the sandbox cannot be prepared"):
-                    shown = visible_cpus(parts.limits, len(engine.cores))
+                    shown = visible_cpus(parts.limits, len(host.cores))
                     memory = parts.limits.memory
                     await asyncio.to_thread(self._views.make_own, sandbox_id, shown, memory)
             # Milliseconds. To remove half a box while the agent goes on making it is a race.
             reply = await to_the_end(self._launcher.launch(request, filter_.program))
         except BaseException as exc:
-            engine.cores.release(sandbox_id)
+            host.cores.release(sandbox_id)
             await finish(
                 self._remove(parts.dir, record), f"launch of {sandbox_id}", budget=UNDO_BUDGET
             )
@@ -162,11 +146,11 @@ class LocalProvider(Provider):
             raise
         record |= {"keeper": reply.get("pid", 0), "uid_base": reply.get("uid_base", 0)}
         records.complete(parts.dir, record)
-        return self._box(engine, sandbox_id, record, engine.adjuster(parts))
+        return self._box(host, sandbox_id, record, host.adjuster(parts))
 
     async def adopt(self, handle: Handle) -> Box | None:
-        engine = self._ready()
-        directory = self._boxes / _safe(handle.sandbox_id)
+        host = self._ready()
+        directory = self._boxes / safe(handle.sandbox_id)
         record = await asyncio.to_thread(records.read, directory)
         if not record:
             return None
@@ -179,32 +163,29 @@ class LocalProvider(Provider):
             return None
         if answer.get("id") != handle.sandbox_id:
             return None
-        engine.cores.take(handle.sandbox_id, _cpus(record))
-        return self._box(engine, handle.sandbox_id, record)
+        host.cores.take(handle.sandbox_id, _cpus(record))
+        return self._box(host, handle.sandbox_id, record)
 
     async def owned(self) -> AsyncIterator[Handle]:
         for name, record in await asyncio.to_thread(lambda: list(records.read_all(self._boxes))):
             yield Handle(self.name, SandboxId(name), _handle_data(record))
 
     async def discard(self, handle: Handle) -> None:
-        directory = self._boxes / _safe(handle.sandbox_id)
+        directory = self._boxes / safe(handle.sandbox_id)
         record = await asyncio.to_thread(records.read, directory)
         if record is not None:
             await self._remove(directory, record or {**handle.data})
         await asyncio.to_thread(self._views.drop_own, handle.sandbox_id)
-        if self._engine is not None:
-            self._engine.cores.release(handle.sandbox_id)
+        if self._host is not None:
+            self._host.cores.release(handle.sandbox_id)
 
     async def save(
         self, box: Box, layer: str, *, full: bool, most_bytes: int, since: Mark | None = None
     ) -> Saved:
-        engine = self._ready()
-        self._require_layers(engine)
-        about: dict[str, Any] = {}
-        pieces = AgentLink(box.connect).save(about, full=full, since=since.at if since else 0.0)
-        before = since.layer if since else None
-        saved = await engine.layers.write(layer, pieces, most_bytes=most_bytes, before=before)
-        return replace(saved, changed=about.get("changed") != 0, at=float(about.get("at") or 0.0))
+        host = self._ready()
+        self._require_layers(host)
+        link = AgentLink(box.connect)
+        return await host.layers.save(link, layer, full=full, most_bytes=most_bytes, since=since)
 
     async def diff(
         self, old: Sequence[str], new: Sequence[str], *, most: int
@@ -223,9 +204,9 @@ class LocalProvider(Provider):
     async def write_layer(
         self, layer: str, pieces: AsyncGenerator[bytes, None], *, most_bytes: int
     ) -> Saved:
-        engine = self._ready()
-        self._require_layers(engine)
-        return await engine.layers.take_in(layer, pieces, most_bytes=most_bytes)
+        host = self._ready()
+        self._require_layers(host)
+        return await host.layers.take_in(layer, pieces, most_bytes=most_bytes)
 
     async def settle(self, layers: Sequence[str]) -> None:
         await self._ready().layers.settle()
@@ -239,10 +220,10 @@ class LocalProvider(Provider):
             await asyncio.to_thread(self._ready().layers.remove, layer)
 
     async def make_volume(self, id: str, *, size: int | None = None) -> None:
-        engine = self._ready()
-        self._require_layers(engine)
+        host = self._ready()
+        self._require_layers(host)
         with host_errors("the volume cannot be made"):
-            await to_the_end(asyncio.to_thread(engine.volumes.make, id, size))
+            await to_the_end(asyncio.to_thread(host.volumes.make, id, size))
 
     async def volume_used(self, id: str) -> int | None:
         with host_errors("the volume cannot be measured"):
@@ -255,11 +236,27 @@ class LocalProvider(Provider):
         with host_errors("the volume cannot be removed"):
             await asyncio.to_thread(self._ready().volumes.remove, id)
 
-    def _require_layers(self, engine: Engine) -> None:
-        if "snapshot" not in engine.features:
-            why = engine.facts.tries["layers"].why
-            if engine.level is not Isolation.NAMESPACES:
-                why = f"a sandbox of the level {engine.level} has no disk of its own"
+    def _check(self, host: Host, spec: SandboxSpec) -> None:
+        """Raises NotSupportedError for what this provider, or this host, cannot give."""
+        if spec.template.network != "none":
+            raise NotSupportedError(
+                f"template {spec.template.name} asks for network {spec.template.network}",
+                hint="the local provider gives none; set `network: none`",
+            )
+        if runtime := spec.runtime or spec.template.runtime:
+            raise NotSupportedError(
+                f"the local provider has no runtimes: {runtime}",
+                hint="take the docker provider for it",
+                field="runtime",
+            )
+        if spec.layers or spec.volumes:
+            self._require_layers(host)
+
+    def _require_layers(self, host: Host) -> None:
+        if "snapshot" not in host.features:
+            why = host.facts.tries["layers"].why
+            if host.level is not Isolation.NAMESPACES:
+                why = f"a sandbox of the level {host.level} has no disk of its own"
             raise NotSupportedError(
                 f"this host cannot keep the files of sandboxes as layers: {why}",
                 hint="`capsule doctor` shows the fix",
@@ -298,15 +295,15 @@ class LocalProvider(Provider):
             self._facts = await probe.gather(self._launcher, self.settings.data_dir)
         return self._facts
 
-    def _ready(self) -> Engine:
-        if self._engine is None:
+    def _ready(self) -> Host:
+        if self._host is None:
             raise UnavailableError("the local provider is not open")
-        return self._engine
+        return self._host
 
-    def _prepare(self, engine: Engine) -> None:
-        _check_reach(engine.facts, self.settings.data_dir, self.settings.run_dir)
+    def _prepare(self, host: Host) -> None:
+        _check_reach(host.facts, self.settings.data_dir, self.settings.run_dir)
         private = 0o700
-        passing = 0o711 if engine.facts.uid_ranges else private
+        passing = 0o711 if host.facts.uid_ranges else private
         make_folder(self.settings.data_dir, passing)
         make_folder(self.settings.run_dir, passing)
         make_folder(self._boxes, private)
@@ -317,24 +314,22 @@ class LocalProvider(Provider):
         if not any(records.read_all(self._boxes)):
             self._views.clear()
         self._views.drop_lost(self._boxes)
-        engine.disks.prepare()
-        if "snapshot" in engine.features:
-            engine.layers.prepare()
-            engine.volumes.prepare()
+        host.disks.prepare()
+        if "snapshot" in host.features:
+            host.layers.prepare()
+            host.volumes.prepare()
         plan.learn_host()
 
-    async def _parts(self, engine: Engine, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:
-        shown = visible_cpus(spec.limits, len(engine.cores))
-        root = await engine.roots.get(spec.template)
-        unique = f"{_safe(sandbox_id)}-{self._instance}"
-        disk = await engine.disks.entry(unique, spec.limits)
-        layers = [await asyncio.to_thread(engine.layers.path, each) for each in spec.layers]
+    async def _parts(self, host: Host, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:
+        shown = visible_cpus(spec.limits, len(host.cores))
+        root = await host.roots.get(spec.template)
+        unique = f"{safe(sandbox_id)}-{self._instance}"
+        disk = await host.disks.entry(unique, spec.limits)
+        layers = [await asyncio.to_thread(host.layers.path, each) for each in spec.layers]
         volumes = [
-            (await asyncio.to_thread(engine.volumes.place, each.id), each) for each in spec.volumes
+            (await asyncio.to_thread(host.volumes.place, each.id), each) for each in spec.volumes
         ]
-        adjustable = spec.adjustable and probe.adjusts(
-            engine.facts, engine.level, engine.disks.backing
-        )
+        adjustable = spec.adjustable and probe.adjusts(host.facts, host.level, host.disks.backing)
         view = None if root is None else await self._view(shown, spec.limits.memory)
         if adjustable:
             view = self._views.own(sandbox_id)
@@ -347,21 +342,21 @@ class LocalProvider(Provider):
             stage=self._stage,
             spool=self._spool,
             disk=disk,
-            cpus=engine.cores.pick(shown),
+            cpus=host.cores.pick(shown),
             root=root,
             view=view,
             layers=tuple(layers),
             volumes=tuple(volumes),
-            volumes_folder=engine.volumes.folder,
+            volumes_folder=host.volumes.folder,
             adjustable=adjustable,
             user=spec.template.user,
             sudo=spec.template.sudo,
         )
 
-    async def _request(self, engine: Engine, parts: plan.Parts) -> dict[str, Any]:
-        if plan.counts_tasks(engine.level, engine.facts):
-            return await asyncio.to_thread(plan.request, engine.level, parts, engine.facts)
-        return plan.request(engine.level, parts, engine.facts)
+    async def _request(self, host: Host, parts: plan.Parts) -> dict[str, Any]:
+        if plan.counts_tasks(host.level, host.facts):
+            return await asyncio.to_thread(plan.request, host.level, parts, host.facts)
+        return plan.request(host.level, parts, host.facts)
 
     async def _view(self, cpus: int, memory: int) -> Path:
         known = self._views.known(cpus, memory)
@@ -369,24 +364,24 @@ class LocalProvider(Provider):
             known = await asyncio.to_thread(self._views.make, cpus, memory)
         return known
 
-    def _record(self, engine: Engine, parts: plan.Parts, request: dict[str, Any]) -> dict[str, Any]:
-        disk_dir = engine.disks.directory(parts.unique)
+    def _record(self, host: Host, parts: plan.Parts, request: dict[str, Any]) -> dict[str, Any]:
+        disk_dir = host.disks.directory(parts.unique)
         return {
             "version": 1,
             "id": parts.id,
             "created": time.time(),
-            "isolation": engine.level.value,
+            "isolation": host.level.value,
             "user": request["user"]["mode"],
             "cgroups": [each["dir"] for each in request["cgroups"]],
             "disk_dir": str(disk_dir) if disk_dir else None,
             "cpus": list(parts.cpus),
             "own_view": parts.adjustable,
-            "unenforced": probe.as_json(engine.unenforced),
+            "unenforced": probe.as_json(host.unenforced),
         }
 
     def _box(
         self,
-        engine: Engine,
+        host: Host,
         sandbox_id: SandboxId,
         record: Mapping[str, Any],
         adjuster: Adjuster | None = None,
@@ -394,47 +389,16 @@ class LocalProvider(Provider):
         return LocalBox(
             Handle(self.name, sandbox_id, _handle_data(record)),
             self._boxes / sandbox_id,
-            Isolation(record.get("isolation", engine.level)),
+            Isolation(record.get("isolation", host.level)),
             [Unenforced(**each) for each in record.get("unenforced", ())],
             sweep=lambda: self._sweep(self._boxes / sandbox_id, record),
-            gone=lambda: self._gone(engine, sandbox_id, record),
+            gone=lambda: self._gone(host, sandbox_id, record),
             adjuster=adjuster,
         )
 
-    async def _gone(self, engine: Engine, box: SandboxId, record: Mapping[str, Any]) -> None:
-        engine.cores.release(box)
+    async def _gone(self, host: Host, box: SandboxId, record: Mapping[str, Any]) -> None:
+        host.cores.release(box)
         await self._drop_view(box, record)
-
-
-class Engine:
-    """What an open provider has once it knows its host."""
-
-    def __init__(self, settings: LocalSettings, facts: Facts, level: Isolation) -> None:
-        backing = _backing(settings, facts, level)
-        self.facts = facts
-        self.level = level
-        self.cores = Cores(facts.cpus)
-        self.disks = Disks(settings.data_dir, backing, facts.mkfs)
-        self.roots = Roots(
-            settings.data_dir, level, overlay=facts.can("overlay"), agent=settings.agent
-        )
-        self.unenforced = tuple(probe.unenforced(facts, level, backing))
-        self.features = probe.features(facts, level, backing)
-        # Of the uids that programs have inside; where a box has one uid, that is ours.
-        owner = plan.UID if facts.uid_ranges else None
-        self.layers = Layers(settings.data_dir / "layers", owner=owner)
-        self.volumes = Volumes(settings.data_dir / "volumes", owner=owner, mkfs=facts.mkfs)
-
-    def adjuster(self, parts: plan.Parts) -> Adjuster | None:
-        if not parts.adjustable or parts.view is None:
-            return None
-        entries = self.facts.cgroups.entries
-        return Adjuster(
-            launched=parts.limits,
-            cores=len(self.cores),
-            view=parts.view,
-            cgroups=lambda limits: entries(parts.unique, limits, memory=limits.memory),
-        )
 
 
 async def _ping(directory: Path) -> dict[str, Any]:
@@ -448,12 +412,6 @@ async def _ping(directory: Path) -> dict[str, Any]:
     return await ask(agent.connect_last, {"op": "ping"}, timeout=ADOPT_TIMEOUT)
 
 
-def _backing(settings: LocalSettings, facts: Facts, level: Isolation) -> str:
-    return choose_backing(
-        level, settings.disk_backing, loop=facts.can("loop"), mkfs=facts.mkfs is not None
-    )
-
-
 def _handle_data(record: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("created", "isolation", "user", "cgroups", "disk_dir", "keeper", "uid_base", "cpus")
     return {name: record[name] for name in kept if name in record}
@@ -461,13 +419,6 @@ def _handle_data(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cpus(record: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(cpu for cpu in record.get("cpus") or () if isinstance(cpu, int))
-
-
-def _safe(sandbox_id: str) -> str:
-    """The service made the id; a path made from it must stay below us anyway."""
-    if not sandbox_id or "/" in sandbox_id or sandbox_id.startswith("."):
-        raise UnavailableError(f"not the id of a box: {sandbox_id!r}")
-    return sandbox_id
 
 
 def _check_reach(facts: Facts, *paths: Path) -> None:

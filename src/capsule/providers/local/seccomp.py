@@ -27,7 +27,6 @@ __all__ = ["compile_profile", "lint", "load_profile", "native_arch", "simulate"]
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
-_END = 2**32
 _WORD = 2**32 - 1
 _ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from capsule.model import MOUNTS, User
+from capsule.model import MOUNTS, SUDO_FOLDER, User
 from capsule.providers.local.folders import make_folder, new_folder
 from capsule.providers.local.settled import sync_file
 
@@ -34,7 +34,7 @@ MAX_COPIED_ENTRIES = 5000
 # Where a merged /usr has symlinks and others have directories of their own.
 SYSTEM_DIRS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
-SUDO = "opt/capsule/bin/sudo"  # the agent knows it by this path
+SUDO = f"{SUDO_FOLDER.lstrip('/')}/sudo"
 USUAL = "usr/local/bin"  # in every path, and before an image's own programs
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -265,7 +265,7 @@ def host_tree(host: Path = Path("/"), *, sudo: bytes = b"") -> Tree:
     if sudo:
         tree.file(SUDO, sudo, 0o755)
     if python := _python_of(host):
-        tree.link("opt/capsule/bin/python", python)
+        tree.link(f"{os.path.dirname(SUDO)}/python", python)
     return for_user(tree, _NOBODY_ELSE)
 
 

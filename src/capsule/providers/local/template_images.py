@@ -10,12 +10,11 @@ from typing import BinaryIO, ClassVar
 from capsule.config import Config
 from capsule.errors import NotFoundError
 from capsule.host_errors import host_errors
-from capsule.model import Template
+from capsule.model import SYSTEM_PATH, Template
 from capsule.providers.cleanup import to_the_end
 from capsule.providers.images import Image, Images, Look
 from capsule.providers.local import image_store, images
 from capsule.providers.local.export import export_image
-from capsule.providers.local.programs import SYSTEM_PATH
 
 
 def build(config: Config) -> LocalImages:

@@ -1,0 +1,49 @@
+"""What the local provider has of its host while it is open."""
+
+from __future__ import annotations
+
+from capsule.model import Isolation
+from capsule.providers.local import plan, probe
+from capsule.providers.local.adjust import Adjuster
+from capsule.providers.local.cores import Cores
+from capsule.providers.local.disk import Disks, choose_backing
+from capsule.providers.local.layers import Layers
+from capsule.providers.local.probe import Facts
+from capsule.providers.local.roots import Roots
+from capsule.providers.local.settings import LocalSettings
+from capsule.providers.local.volumes import Volumes
+
+
+class Host:
+    def __init__(self, settings: LocalSettings, facts: Facts, level: Isolation) -> None:
+        backing = backing_for(settings, facts, level)
+        self.facts = facts
+        self.level = level
+        self.cores = Cores(facts.cpus)
+        self.disks = Disks(settings.data_dir, backing, facts.mkfs)
+        self.roots = Roots(
+            settings.data_dir, level, overlay=facts.can("overlay"), agent=settings.agent
+        )
+        self.unenforced = tuple(probe.unenforced(facts, level, backing))
+        self.features = probe.features(facts, level, backing)
+        # Of the uids that programs have inside; where a box has one uid, that is ours.
+        owner = plan.UID if facts.uid_ranges else None
+        self.layers = Layers(settings.data_dir / "layers", owner=owner)
+        self.volumes = Volumes(settings.data_dir / "volumes", owner=owner, mkfs=facts.mkfs)
+
+    def adjuster(self, parts: plan.Parts) -> Adjuster | None:
+        if not parts.adjustable or parts.view is None:
+            return None
+        entries = self.facts.cgroups.entries
+        return Adjuster(
+            launched=parts.limits,
+            cores=len(self.cores),
+            view=parts.view,
+            cgroups=lambda limits: entries(parts.unique, limits, memory=limits.memory),
+        )
+
+
+def backing_for(settings: LocalSettings, facts: Facts, level: Isolation) -> str:
+    return choose_backing(
+        level, settings.disk_backing, loop=facts.can("loop"), mkfs=facts.mkfs is not None
+    )

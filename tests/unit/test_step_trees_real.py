@@ -1,0 +1,173 @@
+"""Whatever programs do to files, a step shows the tree that was there: random changes, a step each,
+and every step looked at again."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from capsule.providers.local.provider import LocalProvider
+from capsule.service import Service
+from tests.unit.test_service_real import folder, serving
+from tests.unit.test_snapshots_real import sh
+from tests.unit.test_steps_real import stepping
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+__all__ = ["folder"]
+
+SEEDS = [int(seed) for seed in os.environ.get("CAPSULE_TREE_SEEDS", "1 2").split()]
+NAMES = ("a", "b", "c")
+PAUSE = "sleep 0.02\n"  # what is written within a tick of the clock before a step is told again
+# Names, kinds, modes, times, targets; which names are one file (not how many it has: a step's file
+# may be another step's as well); contents.
+LISTING = r"""
+cd /workspace
+find . ! -type p -printf '%P %y %m %T@ %l\n' | sort
+find . -type f -printf '%i %P\n' | sort -k 2 |
+    awk '$1 in first { print $2, first[$1]; next } { first[$1] = $2 }'
+find . -type f -exec sha1sum {} + | sort
+"""
+# `p` and `q` are paths, `n` a number that was not used before.
+CHANGES = (
+    "mkdir -p $(dirname {p}); test -p {p} || echo {n} > {p}",
+    "mkdir -p $(dirname {p}); test -p {p} || echo {n} > {p}",
+    "test -p {p} || echo {n} >> {p}",
+    "rm -rf {p}",
+    "mkdir -p {p}; rm -rf {p}/a {p}/b; echo {n} > {p}/a; echo {n} > {p}/b",
+    "rm -rf {p}; mkdir -p {p}; echo {n} > {p}/c",
+    "mv -T {p} {q}",
+    "rm -rf {q}; mv {p} {q}",
+    "mv {p} t; mv {q} {p}; mv t {q}; rm -rf t",
+    "rm -rf t; mv {p} t; mkdir {p}; mv t/* {p}; rm -rf t",
+    "rm -rf t; mv {p}/a t; rm -rf {p}; mkdir {p}; mv t {p}/a; rm -rf t",
+    "rm -rf t; mv {p} t; mv t {p}",
+    "ln -f {p} {q}",
+    "ln {p} {q}; rm -f {p}",
+    "ln -sfn {q} {p}",
+    "rm -rf {p}; ln -s {n} {p}",
+    "chmod 7{m} {p}",
+    "cp -a {p} {q}",
+    "touch {p}",
+    "rm -rf {p}; mkfifo {p}",
+)
+
+
+# One after the other, each with a step of its own.
+TURNS = (
+    "mkdir -p p/s/deep q; for f in p/x p/s/x p/s/deep/x q/x; do echo $f > $f; done; ln -s x p/l",
+    "mkdir n; mv p/s n/s; mv p old; mv n p; rm -r old",  # a known folder in a new one
+    "ln p/s/x q/hard; ln p/s/x q/more",
+    "echo more >> q/hard",
+    "rm p/s/x",
+    "mv q/more p/s/x",
+    "chmod 711 p/s/deep; chmod 600 p/s/deep/x",
+    "rm -r q; echo file > q",
+    "rm q; mkdir q",
+    "echo in > q/x; chmod 0 q/x p/s/x",
+    "ln -sfn elsewhere p/l; rm -r q; ln -s p q",
+    "rm q; mkdir -p q/q/q; mkfifo q/fifo; echo 1 > q/q/q/x",
+    "mv q/fifo q/q/fifo; rm -r p/s; echo s > p/s",
+    "rm q/q/fifo; echo no pipe > q/q/fifo",
+    "rm -r p q",
+    "mkdir p; echo again > p/x",
+)
+
+
+class Trees:
+    """A sandbox, and what its steps were seen to be."""
+
+    def __init__(self, service: Service, id: str, seed: int) -> None:
+        self._service = service
+        self._id = id
+        self._random = random.Random(seed)
+        self._count = 0
+        self.seen: dict[int, tuple[str, str]] = {}  # by step: what was done, and the tree
+
+    async def change(self) -> None:
+        pick = self._random
+        done = "\n".join(self._one() for _ in range(pick.randint(1, 3)))
+        await self.do(done, *(pick.choice(("", PAUSE)) for _ in range(2)))
+
+    async def do(self, done: str, before: str = "", after: str = PAUSE) -> None:
+        script = f"{before}(\n{done}\n) 2>/dev/null\n{LISTING}\n{after}"
+        tree = await sh(self._service, self._id, script)
+        self.seen[self._service.steps.list(self._id)[-1].number] = (done, tree)
+
+    async def check(self, number: int) -> None:
+        (other,) = await self._service.fork(self._id, 1, at=number)
+        try:
+            assert await self._tree(other.id) == self.seen[number][1], self._story(number)
+        finally:
+            await self._service.delete(other.id)
+
+    async def undo(self, number: int) -> None:
+        await self._service.steps.undo(self._id, number)
+        assert await self._tree(self._id) == self.seen[number][1], self._story(number)
+        self.seen = {each: what for each, what in self.seen.items() if each <= number}
+        latest = self._service.steps.list(self._id)[-1].number  # looking has left one, too
+        self.seen[latest] = ("", self.seen[number][1])
+
+    async def _tree(self, id: str) -> str:
+        return await sh(self._service, id, LISTING)
+
+    def _one(self) -> str:
+        self._count += 1
+        p, q = self._path(), self._path()
+        mode = self._random.choice(("00", "55", "50"))
+        return self._random.choice(CHANGES).format(p=p, q=q, n=self._count, m=mode)
+
+    def _path(self) -> str:
+        return "/".join(self._random.choices(NAMES, k=self._random.randint(1, 3)))
+
+    def _story(self, number: int) -> str:
+        return "\n".join(f"-- {n}\n{what[0]}" for n, what in self.seen.items() if n <= number)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_every_step_shows_the_tree_that_was_there(folder: Path, seed: int) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service)
+        trees = Trees(service, id, seed)
+        pick = random.Random(seed)
+        for length in (22, 8, 8):  # the first: until a step has all files again
+            for _ in range(length):
+                await trees.change()
+            for number in trees.seen:
+                await trees.check(number)
+            await trees.undo(pick.choice([*trees.seen][-8:]))
+        depths = {len(step.layers) for step in service.steps.list(id)}
+        assert max(depths) > 3, "steps lie on each other"
+
+
+@pytest.mark.parametrize("seed", SEEDS[:1])
+async def test_the_same_over_as_many_layers_as_there_may_be(
+    folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a box tells its files together with those that it began from."""
+    monkeypatch.setattr(LocalProvider, "max_layers", 4)
+    async with serving(folder) as service:
+        trees = Trees(service, await stepping(service), seed)
+        for _ in range(3):
+            for _ in range(6):
+                await trees.change()
+            for number in [*trees.seen][-5:]:
+                await trees.check(number)
+            await trees.undo([*trees.seen][-2])
+
+
+async def test_what_takes_the_place_of_something_else(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service)
+        trees = Trees(service, id, 0)
+        for turn in TURNS:
+            await trees.do(turn)
+        for number in trees.seen:
+            await trees.check(number)
+        await trees.undo(1)
+        for turn in TURNS[1:]:  # over a layer
+            await trees.do(turn)
+        for number in trees.seen:
+            await trees.check(number)
