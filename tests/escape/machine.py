@@ -10,6 +10,7 @@ import os
 import pty
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -134,10 +135,16 @@ class Driver:
         return again if told["clean"] else None
 
     def close(self) -> None:
+        """Its sandboxes end first. That takes a while if they are containers, of a worker's whole
+        run, and is not for the time of the test that happened to be the last."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        signal.setitimer(signal.ITIMER_REAL, 0)  # pytest-timeout's
         self._process.stdin.close()
-        self._process.wait(30)
-        self._process.stdout.close()
+        try:
+            self._process.wait(120)
+        finally:
+            self._process.kill()
+            self._process.stdout.close()
 
 
 @dataclass
