@@ -174,8 +174,12 @@ bool volumes_make_points(const char *root, struct fault *f); /* for an engine, w
 void volumes_open_parents(void);                             /* in a container */
 
 /* save.c: the worker that reads all that a box has written */
-enum { SAVE_FULL = 1, SAVE_DIFFERENCE = 2 };
+enum { SAVE_FULL = 1, SAVE_DIFFERENCE = 2, SAVE_ROW = 4 };
 void save_main(int disk, int conn, uint32_t how, double unchanged_since) __attribute__((noreturn));
+
+/* track.c: what it will need to know the next time; by pid 1 */
+void track_open(void);
+void track_let_go(void);
 
 /* fill.c: the other way round, by a file worker */
 void fill_files(int conn) __attribute__((noreturn));
@@ -283,6 +287,7 @@ int sudo_session_main(void);
 struct tally { int processes; double cpu_ms; uint64_t rss; };
 void sweep_open(int proc_fd);
 int sweep_proc(void);
+void sweep_each(void fn(pid_t pid, void *arg), void *arg);
 void sweep_close(void);                               /* a child must not hold what pid 1 sees with */
 bool sweep_works(void);
 uint64_t sweep_own_tag(void);                         /* the UTS namespace an exec was born into; 0: unknown */

@@ -112,6 +112,7 @@ void init_run(const struct ctl *m, const int *fds, int nfds) {
     struct birth *birth = &births[m->slot];
     birth->pid = getpid();
     init_let_go();
+    if (m->kind != K_SAVE) track_let_go();
     if (m->kind == K_FILE) file_main(fds[0], fds[1]);
     if (m->kind == K_SAVE) save_main(fds[0], fds[1], m->port, m->cpu_ms);
     box.open_files = m->port;
@@ -202,6 +203,7 @@ static bool spawn(struct ctl *m, int *fds, int nfds) {
     if (t) box.open_files = m->port; /* for the sessions that it may ask for */
     else visit_note((int)(worker - workers), m->kind == K_SUDO ? m->rss : 0);
     if (m->kind != K_SAVE && forker_order(m, fds, nfds)) return true; /* the forker stands still when a box is saved */
+    if (m->kind == K_SAVE && m->port & SAVE_ROW) track_open();
     pid_t pid = m->kind == K_SAVE ? 0 : spare_order(m, fds, nfds);
     init_born(m, &(struct ctl){.pid = pid, .err = pid > 0 ? 0 : EAGAIN}, fds, nfds);
     forker_start();

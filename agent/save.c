@@ -1,9 +1,11 @@
 /* What a box has written, as a stream: the worker that reads it while everybody stands still. It follows nothing, and tells
  * names, modes, times, links, holes and, for a box that began from layers, what was deleted of them (spec/agent-protocol.md). */
 #include "agent.h"
+#include "track.h"
 #include <dirent.h>
 #include <limits.h>
 #include <linux/capability.h>
+#include <linux/openat2.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -20,14 +22,10 @@ struct first { dev_t dev; ino_t ino; char *path; }; /* of a file with several na
 
 static int conn;
 static struct stat own; /* the folder with the agent's socket */
-static dev_t device; /* of the folder that is walked: a volume is another, and no part of it */
-static bool upper; /* what is read is the upper folder of an overlay */
+struct saving saving;
 static char out[CHUNK], data[CHUNK];
 static size_t filled;
-static uint64_t sent, files, bytes, left_out, changed, kept;
-static double since; /* what has not changed since then is told, but not its content */
-static bool brief; /* nor is it told at all, in a folder that has not changed either */
-static struct buf path;
+static uint64_t sent, files, bytes, left_out, kept;
 static struct first *firsts;
 static size_t nfirsts, room;
 static struct { int fd; mode_t mode; } lent[DEEPEST + 1]; /* folders that their owner had closed to itself, while we are in them */
@@ -53,7 +51,7 @@ static void put(const void *p, size_t n) {
     }
 }
 
-static void give_up(int err, const char *code, const char *message) {
+void save_give_up(int err, const char *code, const char *message) {
     struct fault f = {.err = err, .code = code};
     snprintf(f.stage, sizeof f.stage, "save");
     frame_error(conn, &f, message);
@@ -84,15 +82,15 @@ static void put_number(uint64_t v, int n) {
     put(raw, (size_t)n);
 }
 
-static void put_entry(char kind, const struct stat *st, const char *target, size_t n) {
+void save_entry(char kind, const struct stat *st, const char *target, size_t n) {
     put(&kind, 1);
     put_number(st->st_mode & 07777, 2);
     put_number((uint64_t)st->st_mtim.tv_sec, 8);
     put_number((uint64_t)st->st_mtim.tv_nsec, 4);
     put_number(kind == 'f' ? (uint64_t)st->st_size : S_ISDIR(st->st_mode) ? (uint64_t)st->st_ino : 0, 8);
-    put_number(path.n, 2);
+    put_number(saving.path.n, 2);
     put_number(n, 2);
-    put(path.p, path.n);
+    put(saving.path.p, saving.path.n);
     put(target, n);
     files++;
 }
@@ -110,15 +108,15 @@ static const char *known_as(dev_t dev, ino_t ino) {
         size_t n = room;
         room = room ? room * 2 : 256;
         firsts = calloc(room, sizeof *firsts);
-        if (!firsts) give_up(ENOMEM, NULL, NULL);
+        if (!firsts) save_give_up(ENOMEM, NULL, NULL);
         for (size_t i = 0; i < n; i++)
             if (old[i].path) firsts[place_of(old[i].dev, old[i].ino)] = old[i];
         free(old);
     }
     struct first *f = &firsts[place_of(dev, ino)];
     if (f->path) return f->path;
-    *f = (struct first){dev, ino, strndup(path.p, path.n)};
-    if (!f->path) give_up(ENOMEM, NULL, NULL);
+    *f = (struct first){dev, ino, strndup(saving.path.p, saving.path.n)};
+    if (!f->path) save_give_up(ENOMEM, NULL, NULL);
     nfirsts++;
     return NULL;
 }
@@ -152,7 +150,7 @@ static void put_content(int fd, off_t size) {
         for (at = start; at < end;) {
             size_t want = end - at < (off_t)CHUNK ? (size_t)(end - at) : CHUNK;
             ssize_t n = RETRY(pread(fd, data, want, at));
-            if (n <= 0) give_up(n ? errno : EIO, NULL, NULL);
+            if (n <= 0) save_give_up(n ? errno : EIO, NULL, NULL);
             if (hidden) put_dense(at, (size_t)n);
             else put_extent(at, data, (size_t)n);
             at += n;
@@ -162,8 +160,40 @@ static void put_content(int fd, off_t size) {
     put_number(0, 4);
 }
 
-static bool is_changed(const struct stat *st) {
-    return (double)st->st_ctim.tv_sec + (double)st->st_ctim.tv_nsec / 1e9 >= since;
+bool save_changed(const struct stat *st) {
+    return (double)st->st_ctim.tv_sec + (double)st->st_ctim.tv_nsec / 1e9 >= saving.since || held_unmarked(st);
+}
+
+/* Nobody moves, but a folder that was noted may have become something else. */
+int save_open(const char *path, int flags) {
+    struct open_how how = {0};
+    char at[PATH_MAX];
+    bool fits = (size_t)snprintf(at, sizeof at, "%s%s", saving.upper ? "upper/" : "", path) < sizeof at;
+    how.flags = (uint64_t)(flags | O_NOFOLLOW | O_CLOEXEC);
+    how.resolve = RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH;
+    return fits ? (int)syscall(SYS_openat2, saving.disk, *at ? at : ".", &how, sizeof how) : (errno = ENAMETOOLONG, -1);
+}
+
+/* As programs see it, over layers; -1: it is as it is on the disk. */
+static bool open_shown(int *shown) {
+    const struct json *mounts = json_get(box.spec, "mounts");
+    cleanup_free char *path = strndup(saving.path.p, saving.path.n);
+    for (const struct json *m = mounts && path ? mounts->child : NULL; m; m = m->next) {
+        const char *type = json_str(m, "type"), *from = json_str(m, "from"), *to = json_str(m, "to");
+        char at[PATH_MAX];
+        size_t n = from ? strlen(from) : 0;
+        if (!type || strcmp(type, "disk") || !from || !to || json_bool(m, "again", false) || strncmp(path, from, n) || (path[n] && path[n] != '/')) continue;
+        if ((size_t)snprintf(at, sizeof at, "/%s%s", to, path + n) < sizeof at) *shown = open(at, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        return *shown >= 0;
+    }
+    return false;
+}
+
+void save_watch(int fd) {
+    cleanup_fd int shown = -1;
+    if (!track_is_on()) return;
+    if (saving.upper && saving.path.n && !open_shown(&shown)) return track_give_up();
+    track_folder(saving.path.p, saving.path.n, fd, shown);
 }
 
 /* What programs have noted on a file: a length (1), the name, a length (2), the value, for each of its `user.` attributes. Not an
@@ -190,31 +220,32 @@ static size_t attributes_of(int fd, char *to, size_t most) {
 
 static void put_file(int dir, const char *name, const struct stat *st) {
     const char *first = st->st_nlink > 1 ? known_as(st->st_dev, st->st_ino) : NULL;
-    if (first) return put_entry('h', st, first, strlen(first));
-    if (!is_changed(st)) return put_entry('u', st, "", 0);
+    if (first) return save_entry('h', st, first, strlen(first));
+    if (!save_changed(st)) return save_entry('u', st, "", 0);
     cleanup_fd int fd = open_own(dir, name, st, O_RDONLY | O_NONBLOCK);
-    if (fd < 0) give_up(errno, NULL, NULL);
+    if (fd < 0) save_give_up(errno, NULL, NULL);
     static char attributes[32u << 10];
-    put_entry('f', st, attributes, attributes_of(fd, attributes, sizeof attributes));
+    save_entry('f', st, attributes, attributes_of(fd, attributes, sizeof attributes));
     put_content(fd, st->st_size);
 }
 
 static void put_folder(int fd, int depth, bool same);
 
-static bool is_opaque(int fd) {
+bool save_opaque(int fd) {
     char value[2];
-    return upper && fgetxattr(fd, "user.overlay.opaque", value, sizeof value) == 1 && *value == 'y';
+    return saving.upper && fgetxattr(fd, "user.overlay.opaque", value, sizeof value) == 1 && *value == 'y';
 }
 
 static void enter_folder(int dir, const char *name, const struct stat *st, int depth) {
-    if (depth == DEEPEST) give_up(0, "too_large", "a folder is more than 200 levels deep");
-    bool same = brief && !is_changed(st);
-    if (st->st_dev != device) return put_entry(same ? 'e' : 'd', st, "", 0); /* a volume */
+    if (depth == DEEPEST) save_give_up(0, "too_large", "a folder is more than 200 levels deep");
+    bool same = saving.brief && !save_changed(st);
+    if (st->st_dev != saving.device) return save_entry(same ? 'e' : 'd', st, "", 0); /* a volume */
     int before = nlent, fd = open_own(dir, name, st, O_RDONLY | O_DIRECTORY);
-    if (fd < 0) give_up(errno, NULL, NULL);
-    put_entry(is_opaque(fd) ? (same ? 'E' : 'D') : (same ? 'e' : 'd'), st, "", 0);
+    if (fd < 0) save_give_up(errno, NULL, NULL);
+    save_entry(save_opaque(fd) ? (same ? 'E' : 'D') : (same ? 'e' : 'd'), st, "", 0);
+    save_watch(fd);
     int walked = nlent > before ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : fd;
-    if (walked < 0) give_up(errno, NULL, NULL);
+    if (walked < 0) save_give_up(errno, NULL, NULL);
     put_folder(walked, depth + 1, same);
     if (nlent > before) {
         nlent--;
@@ -226,37 +257,38 @@ static void enter_folder(int dir, const char *name, const struct stat *st, int d
 /* What has several names has not changed under any of them. In a folder that is the same nothing came, and nothing went. */
 static void put_same(const struct stat *st, bool same) {
     if (S_ISREG(st->st_mode) && (st->st_nlink == 1 || !known_as(st->st_dev, st->st_ino))) kept += (uint64_t)st->st_size;
-    if (!same) put_entry('u', st, "", 0);
+    if (!same) save_entry('u', st, "", 0);
 }
 
-static void put_one(int dir, const char *name, int depth, bool same) {
+void save_one(int dir, const char *name, int depth, bool same) {
     struct stat st;
     char target[PATH_MAX];
-    if (path.n > PATH_MAX - 1) give_up(0, "too_large", "a path is longer than 4095 bytes");
-    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW)) give_up(errno, NULL, NULL);
+    if (saving.path.n > PATH_MAX - 1) save_give_up(0, "too_large", "a path is longer than 4095 bytes");
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW)) save_give_up(errno, NULL, NULL);
     if (st.st_dev == own.st_dev && st.st_ino == own.st_ino) return; /* the agent's own folder: a cloud's box has it where programs write */
-    if (box.container && !upper && st.st_uid != box.uid) return (void)left_out++; /* what a machine's own services keep in /tmp */
-    changed += is_changed(&st);
+    if (box.container && !saving.upper && st.st_uid != box.uid) return (void)left_out++; /* what a machine's own services keep in /tmp */
+    saving.changed += save_changed(&st);
     if (S_ISDIR(st.st_mode)) return enter_folder(dir, name, &st, depth);
-    if (brief && !is_changed(&st) && (same || S_ISREG(st.st_mode) || S_ISLNK(st.st_mode))) return put_same(&st, same);
+    if (S_ISREG(st.st_mode) && st.st_nlink > 1) track_link(saving.path.p, saving.path.n);
+    if (saving.brief && !save_changed(&st) && (same || S_ISREG(st.st_mode) || S_ISLNK(st.st_mode))) return put_same(&st, same);
     if (S_ISREG(st.st_mode)) return put_file(dir, name, &st);
     ssize_t n = S_ISLNK(st.st_mode) ? readlinkat(dir, name, target, sizeof target) : -1;
-    if (n > 0) return put_entry('l', &st, target, (size_t)n);
+    if (n > 0) return save_entry('l', &st, target, (size_t)n);
     bool whiteout = S_ISCHR(st.st_mode) && !st.st_rdev;
-    if (!(upper && whiteout)) left_out++;
-    if (upper) put_entry('w', &st, "", 0); /* what is left out must not bring back what is below it */
+    if (!(saving.upper && whiteout)) left_out++;
+    if (saving.upper) save_entry('w', &st, "", 0); /* what is left out must not bring back what is below it */
 }
 
 static void put_folder(int fd, int depth, bool same) {
     DIR *d = fdopendir(fd); /* owns fd */
-    if (!d) give_up(errno, NULL, NULL);
-    size_t before = path.n;
+    if (!d) save_give_up(errno, NULL, NULL);
+    size_t before = saving.path.n;
     for (struct dirent *e; (e = readdir(d));) {
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-        buf_printf(&path, "/");
-        buf_add(&path, e->d_name, strlen(e->d_name));
-        put_one(fd, e->d_name, depth, same);
-        path.n = before;
+        buf_printf(&saving.path, "/");
+        buf_add(&saving.path, e->d_name, strlen(e->d_name));
+        save_one(fd, e->d_name, depth, same);
+        saving.path.n = before;
     }
     closedir(d);
 }
@@ -268,16 +300,16 @@ static void put_root(int disk, const struct json *m, bool full) {
     const char *from = json_str(m, "from"), *to = json_str(m, "to");
     if (!from || !to) return;
     if (full) snprintf(at, sizeof at, "/%s", to);
-    else snprintf(at, sizeof at, "%s%s", upper && !box.container ? "upper/" : "", from);
+    else snprintf(at, sizeof at, "%s%s", saving.upper && !box.container ? "upper/" : "", from);
     int dir = full ? AT_FDCWD : disk;
     if (fstatat(dir, at, &st, AT_SYMLINK_NOFOLLOW)) {
         if (errno == ENOENT) return; /* nothing of it has changed */
-        give_up(errno, NULL, NULL);
+        save_give_up(errno, NULL, NULL);
     }
-    path.n = 0;
-    buf_add(&path, from, strlen(from));
-    changed += is_changed(&st);
-    device = st.st_dev;
+    saving.path.n = 0;
+    buf_add(&saving.path, from, strlen(from));
+    saving.changed += save_changed(&st);
+    saving.device = st.st_dev;
     if (S_ISDIR(st.st_mode)) enter_folder(dir, at, &st, 0);
 }
 
@@ -286,36 +318,63 @@ static void become_owner(int *disk, bool *full) {
     char at[PATH_MAX];
     struct fault f = {0};
     snprintf(at, sizeof at, "%s/upper", box.dir);
-    if (upper && (*disk = open(at, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0) give_up(errno, NULL, NULL);
-    *full = !upper;
-    if (!confine(&f, true, -1)) give_up(f.err, NULL, NULL);
+    if (saving.upper && (*disk = open(at, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0) save_give_up(errno, NULL, NULL);
+    *full = !saving.upper;
+    if (!confine(&f, true, -1)) save_give_up(f.err, NULL, NULL);
+}
+
+/* Everything, or with `brief` a look at everything. */
+static void put_disk(bool full) {
+    const struct json *mounts = json_get(box.spec, "mounts");
+    saving.path.n = 0;
+    if (saving.upper && track_is_on()) {
+        cleanup_fd int fd = save_open("", O_RDONLY | O_DIRECTORY);
+        if (fd < 0) save_give_up(errno, NULL, NULL);
+        save_watch(fd);
+    }
+    for (const struct json *m = mounts ? mounts->child : NULL; m; m = m->next) {
+        const char *type = json_str(m, "type");
+        if (type && !strcmp(type, "disk") && !json_bool(m, "again", false)) put_root(saving.disk, m, full);
+    }
+}
+
+/* One of a row: what the one before noted is enough to tell what changed since. */
+static bool put_part(void) {
+    struct stat st;
+    bool noted = track_begin(saving.since), part = noted && saving.brief && !fstat(saving.disk, &st);
+    if (part) saving.device = st.st_dev;
+    held_mark();
+    part = part && part_save();
+    if (!part) track_forget_all();
+    return part;
 }
 
 void save_main(int disk, int conn_fd, uint32_t how, double unchanged_since) {
-    bool full = how & SAVE_FULL;
+    bool full = how & SAVE_FULL, row = how & SAVE_ROW && !full && !box.container, part = false;
     struct timeval patience = {60, 0};
     struct timespec at;
     clock_gettime(CLOCK_REALTIME_COARSE, &at); /* the clock of files: whatever changes later is not older */
-    brief = how & SAVE_DIFFERENCE;
-    since = unchanged_since;
+    saving.brief = how & SAVE_DIFFERENCE;
+    saving.since = unchanged_since;
+    saving.disk = disk;
     struct buf b = {0};
     conn = conn_fd;
     set_nonblocking(conn, false);
     setsockopt(conn, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     signal(SIGPIPE, SIG_IGN);
-    upper = !full && json_get(box.spec, "layers");
+    saving.upper = !full && json_get(box.spec, "layers");
     if (box.container) stat(box.dir, &own);
-    if (box.container) become_owner(&disk, &full);
-    else if (!drop_capabilities(1 << CAP_DAC_READ_SEARCH)) give_up(errno, NULL, NULL); /* a file that nobody may read is saved, too */
-    const struct json *mounts = json_get(box.spec, "mounts");
-    for (const struct json *m = mounts ? mounts->child : NULL; m; m = m->next) {
-        const char *type = json_str(m, "type");
-        if (type && !strcmp(type, "disk") && !json_bool(m, "again", false)) put_root(disk, m, full);
-    }
+    if (row) held_look();
+    else track_let_go();
+    if (box.container) become_owner(&saving.disk, &full);
+    else if (!drop_capabilities(1 << CAP_DAC_READ_SEARCH)) save_give_up(errno, NULL, NULL); /* a file that nobody may read is saved, too */
+    if (row) part = put_part();
+    if (!part) put_disk(full);
     flush_out();
     buf_printf(&b, "{\"files\":%llu,\"bytes\":%llu,\"left_out\":%llu,\"changed\":%llu,\"kept\":%llu,\"at\":%lld.%09ld}",
-               (unsigned long long)files, (unsigned long long)bytes, (unsigned long long)left_out, (unsigned long long)changed,
+               (unsigned long long)files, (unsigned long long)bytes, (unsigned long long)left_out, (unsigned long long)saving.changed,
                (unsigned long long)kept, (long long)at.tv_sec, at.tv_nsec);
+    track_end((double)at.tv_sec + (double)at.tv_nsec / 1e9);
     frame_json(conn, F_REPLY, &b);
     leave();
 }

@@ -41,7 +41,7 @@ static void each_number(const char *path, visit *fn, void *arg) {
         }
 }
 
-static void each_process(visit *fn, void *arg) { each_number(".", fn, arg); }
+void sweep_each(visit *fn, void *arg) { each_number(".", fn, arg); }
 
 static uint64_t tag_at(const char *path) {
     struct stat st;
@@ -132,7 +132,7 @@ static void notice(pid_t pid, void *arg) {
 /* A sweep that sees nobody looks like one that found nobody: so see ourselves before anything depends on it. */
 bool sweep_works(void) {
     bool seen = false;
-    each_process(notice, &seen);
+    sweep_each(notice, &seen);
     return seen;
 }
 
@@ -190,7 +190,7 @@ static void kill_child(pid_t pid, void *unused) {
 
 /* Everyone below `ancestor` is marked as ours. */
 static void find_descendants(struct family *f, pid_t ancestor) {
-    each_process(note_kin, f);
+    sweep_each(note_kin, f);
     for (bool more = true; more;) { /* one round, but for pids that wrapped around */
         more = false;
         for (size_t i = 0; i < f->n; i++) {
@@ -222,7 +222,7 @@ enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal) {
         each_child(1, signal_if_tagged, &s);
         if (then == last_pid()) break;
     }
-    each_process(signal_if_tagged, &s);
+    sweep_each(signal_if_tagged, &s);
     return s.result == SWEEP_NOBODY && last_pid() != before ? SWEEP_UNSURE : s.result;
 }
 
@@ -238,13 +238,13 @@ void sweep_frozen(uint64_t tag) {
     struct search s = {tag, SIGKILL, SWEEP_SOMEBODY};
     struct family before = {0}, now = {0};
     if (!box.namespaces || !tag) return;
-    each_process(note_stopped, &before);
+    sweep_each(note_stopped, &before);
     kill(-1, SIGSTOP);
     for (int pass = 0; s.result == SWEEP_SOMEBODY && pass < 100; pass++) { /* a fork that was under way may still end */
         s.result = SWEEP_NOBODY;
-        each_process(signal_if_tagged, &s);
+        sweep_each(signal_if_tagged, &s);
     }
-    each_process(note_kin, &now);
+    sweep_each(note_kin, &now);
     for (size_t i = now.n; i-- > 0;)
         if (!find_kin(&before, now.all[i].pid)) kill(now.all[i].pid, SIGCONT);
     free(before.all);
@@ -328,20 +328,20 @@ static bool stop_below(void) {
 /* As above: nobody in here is born past a signal that waits, and nobody who could send SIGCONT moves. */
 bool sweep_stop(void) {
     bool moving = false;
-    if (!paused) each_process(note_stopped, &stopped_before);
+    if (!paused) sweep_each(note_stopped, &stopped_before);
     looks = paused ? looks + 1 : 0;
     paused = true;
     if (box.container && box.user_mode == USER_NONE) return stop_below();
     if (box.container) stop_user();
     else kill(-1, SIGSTOP);
-    each_process(see_moving, &moving);
+    sweep_each(see_moving, &moving);
     return !moving;
 }
 
 void sweep_continue(void) {
     struct family now = {0};
     if (!paused) return;
-    each_process(note_kin, &now);
+    sweep_each(note_kin, &now);
     for (size_t i = now.n; i-- > 0;)
         if (now.all[i].pid != 1 && !find_kin(&stopped_before, now.all[i].pid)) kill(now.all[i].pid, SIGCONT);
     free(now.all);
@@ -379,7 +379,7 @@ static void count(pid_t pid, void *arg) {
 
 void sweep_count(struct tally *t) {
     *t = (struct tally){0};
-    if (box.namespaces) return each_process(count, t);
+    if (box.namespaces) return sweep_each(count, t);
     struct family f = {0};
     find_descendants(&f, getpid());
     for (size_t i = 0; i < f.n; i++)

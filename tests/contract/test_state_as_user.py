@@ -17,7 +17,17 @@ from tests.support.users import User
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.serial]
 
-NAMES = ("pause", "snapshots", "steps", "step_trees", "volumes", "kept", "users", "sudo")
+NAMES = (
+    "pause",
+    "snapshots",
+    "steps",
+    "step_trees",
+    "step_watch",
+    "volumes",
+    "kept",
+    "users",
+    "sudo",
+)
 FILES = tuple(f"tests/unit/test_{name}_real.py" for name in NAMES)
 
 

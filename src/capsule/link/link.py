@@ -294,8 +294,10 @@ class AgentLink:
         full: bool = False,
         since: float = 0.0,
         difference: bool = False,
+        row: bool = False,
     ) -> AsyncGenerator[bytes, None]:
-        request = {"full": full, "since": since, "difference": difference}
+        """`row`: others will follow, each with the time of the one before as `since`."""
+        request = {"full": full, "since": since, "difference": difference, "row": row}
         return save.save(self._connect, about, request, timeout=self._timeout, idle=self._idle)
 
     async def fill(self, pieces: AsyncIterable[bytes]) -> None:

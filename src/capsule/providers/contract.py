@@ -176,14 +176,17 @@ class Saved:
     whole: bool = False  # it has all of the box's files: the layers that the box began from, too
     delta: bool = False  # it lies on the layers of the save before, and has what changed since
     below: int = 0  # bytes of the box's own files that these have
+    replaced: int | None = None  # of those, what it hides, if only that is known
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An earlier save of the same box: what has not changed since is taken from its layers."""
+    """A save of the same box, in a row of them: what has not changed since is taken from its
+    layers. Without layers: the row begins."""
 
-    layers: tuple[str, ...]  # of this box's files alone, topmost first
-    at: float
+    layers: tuple[str, ...] = ()  # of this box's files alone, topmost first
+    at: float = 0.0
+    size: int = 0  # bytes of the files that it told
     over: bool = False  # they lie on those that the box began from
     delta: bool = False  # what has not changed may be left out, and stay in these layers alone
 

@@ -260,13 +260,14 @@ class Snapshots:
         self, box: Box, provider: Layered, name: str, full: bool, since: Mark | None
     ) -> Saved:
         most = self._parts.config.max_snapshot
-        if since is not None:
+        if since is not None and since.layers:
             try:
                 return await provider.save(box, name, full=full, most_bytes=most, since=since)
             except (InvalidError, NotFoundError) as error:
                 # A folder was renamed, or the layer before is not as it was.
                 log.info("saved as a whole", layer=name, reason=error.message)
-        return await provider.save(box, name, full=full, most_bytes=most)
+                since = Mark()
+        return await provider.save(box, name, full=full, most_bytes=most, since=since)
 
     def layered(self, name: str) -> Layered:
         provider: object = self._parts.providers.get(name)

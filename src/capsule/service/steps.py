@@ -74,7 +74,7 @@ class Steps:
         # Only of this box: another one's files have nothing to do with that layer.
         own = last.box_id == entry.box_id and last.at > 0
         most = min(MAX_DEPTH, self._snapshots.layered(entry.provider).max_layers - 2)
-        since = _mark_of(last, entry.layers, most) if own else None
+        since = _mark_of(last, entry.layers, most) if own else Mark()
         async with self._snapshots.saved(entry, since=since, on=last.layers) as (layers, saved):
             if entry.steps[-1] is not last:
                 return  # it was undone meanwhile
@@ -126,7 +126,8 @@ def _mark_of(step: Step, begun_from: tuple[Layer, ...], most: int) -> Mark:
     over = bool(begun_from) and layers[-len(begun_from) :] == begun_from
     told = layers[: -len(begun_from)] if over else layers
     ids = tuple(layer.id for layer in told)
-    return Mark(ids, step.at, over=over, delta=len(layers) <= most)
+    size = step.size if step.size is not None else sum(layer.size for layer in layers[:1])
+    return Mark(ids, step.at, size=size, over=over, delta=len(layers) <= most)
 
 
 def _steps(entry: Entry) -> Sequence[Step]:

@@ -6,6 +6,9 @@ it is, and of one that has, what the layers below show and was not told is delet
 the step before did not have hides whatever they have there, and must be told as a whole: if
 anything in it has not changed, it was moved there, and the save is made again without a step
 before.
+
+An agent that has watched its box tells less: of the folders only those in which something changed,
+and of what is gone the names. What it does not mention is as it was.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from capsule.errors import InvalidError, TooLargeError
@@ -49,12 +53,19 @@ class LayerDelta:
         self._over = over
         self._way: list[_Told] = []
         self._told = 0
+        self.part = False
+        self.replaced = 0  # then: bytes of files that those below have, and are changed or gone
+
+    def begin_part(self) -> None:
+        self.part = True
 
     def folder(
         self, path: bytes, mode: int, mtime_ns: int, *, opaque: bool = False, inode: int = 0
     ) -> None:
         """One that has changed, or is new."""
         seen = self._meet(path, inode, opaque=opaque)
+        if not seen:
+            self._replace(path)
         told = _Told(path, mode, mtime_ns, seen, self._below.names(path) if seen else set())
         self._write_way()
         self._write(told, opaque=not seen and (opaque or self._hides(path)))
@@ -67,6 +78,20 @@ class LayerDelta:
             raise _moved(path)
         self._way.append(_Told(path, mode, mtime_ns, True, set()))
 
+    def part_of_folder(
+        self, path: bytes, mode: int, mtime_ns: int, *, opaque: bool, inode: int
+    ) -> None:
+        """One that has changed; the names that are not told are as they were."""
+        self.same_folder(path, mode, mtime_ns, opaque=opaque, inode=inode)
+        self._write_way()
+
+    def gone(self, path: bytes) -> None:
+        self._arrive(path)
+        if not self._way:
+            raise InvalidError(f"the layer has lost a folder of the disk: {shown(path)}")
+        if self._below.find(path) is not None:
+            self.whiteout(path)
+
     def _meet(self, path: bytes, inode: int, *, opaque: bool) -> bool:
         """Whether the step before had it, and shows it: what is above hides nothing of it."""
         self._arrive(path)
@@ -77,6 +102,7 @@ class LayerDelta:
         self, path: bytes, mode: int, mtime_ns: int, size: int, attributes: bytes = b""
     ) -> None:
         self._begin(path)
+        self._replace(path)
         self._layer.begin_file(path, mode, mtime_ns, size, attributes)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -87,6 +113,7 @@ class LayerDelta:
 
     def symlink(self, path: bytes, target: bytes, mtime_ns: int) -> None:
         self._begin(path)
+        self._replace(path)
         self._layer.symlink(path, target, mtime_ns)
 
     def hardlink(self, path: bytes, target: bytes) -> None:
@@ -95,6 +122,7 @@ class LayerDelta:
 
     def whiteout(self, path: bytes) -> None:
         self._begin(path)
+        self._replace(path)
         self._layer.whiteout(path)
 
     def unchanged(self, path: bytes) -> None:
@@ -105,6 +133,16 @@ class LayerDelta:
 
     def finish(self) -> None:
         self._leave(0)
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._below.close()
+
+    def _replace(self, path: bytes) -> None:
+        """Unless a folder above it did already."""
+        if self.part and self._way and self._way[-1].seen:
+            self.replaced += self._below.size(path)
 
     def _begin(self, path: bytes) -> None:
         self._arrive(path)
@@ -133,6 +171,8 @@ class LayerDelta:
         while len(self._way) > depth:
             left = self._way.pop()
             for name in left.missing:
+                if self.part:
+                    self.replaced += self._below.size(left.path + b"/" + name)
                 self._layer.whiteout(left.path + b"/" + name)
 
     def _write_way(self) -> None:
@@ -154,10 +194,12 @@ class LayerDelta:
 
 
 class _Below:
-    """Layers, as they show one folder together."""
+    """Layers, as they show files together."""
 
     def __init__(self, roots: Sequence[int]) -> None:
         self._roots = roots
+        self._at = b""
+        self._here: list[int] = []  # the parts of the folder that was looked into last
 
     def has_folder(self, path: bytes) -> bool:
         parts = self._parts(path)
@@ -167,14 +209,43 @@ class _Below:
     def names(self, path: bytes) -> set[bytes]:
         parts = self._parts(path)
         try:
-            found: dict[bytes, bool] = {}  # whether it is there, or deleted
-            for fd in parts:
-                with os.scandir(fd) as entries:
-                    for entry in entries:
-                        found.setdefault(os.fsencode(entry.name), not _is_deleted(entry))
+            return set(_entries(parts))
         finally:
             _close(parts)
-        return {name for name, there in found.items() if there}
+
+    def find(self, path: bytes) -> os.stat_result | None:
+        parent, _, name = path.rpartition(b"/")
+        if parent != self._at:
+            self.close()
+            self._here, self._at = self._parts(parent), parent
+        for fd in self._here:
+            with suppress(FileNotFoundError):
+                info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                return None if stat.S_ISCHR(info.st_mode) else info
+        return None
+
+    def size(self, path: bytes) -> int:
+        """Of its content, or of all that is in it."""
+        info = self.find(path)
+        if info is None or not stat.S_ISDIR(info.st_mode):
+            return info.st_size if info is not None and stat.S_ISREG(info.st_mode) else 0
+        total, waiting = 0, [path]
+        while waiting:
+            folder = waiting.pop()
+            parts = self._parts(folder)
+            try:
+                for name, entry in _entries(parts).items():
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(folder + b"/" + name)
+                    elif entry.is_file(follow_symlinks=False):
+                        total += entry.stat(follow_symlinks=False).st_size
+            finally:
+                _close(parts)
+        return total
+
+    def close(self) -> None:
+        _close(self._here)
+        self._here, self._at = [], b""
 
     def _parts(self, path: bytes) -> list[int]:
         """The folder's part in each that has one, topmost first; the caller's."""
@@ -215,6 +286,17 @@ def _open_below(root: int, path: bytes) -> tuple[int, bool] | None:
             raise InvalidError(f"the layer before cannot be read: {shown(path)}") from None
         raise
     return fd, hides
+
+
+def _entries(parts: Sequence[int]) -> dict[bytes, os.DirEntry[str]]:
+    """What they show, by name. To be looked at while they are open."""
+    found: dict[bytes, os.DirEntry[str] | None] = {}
+    for fd in parts:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                name = os.fsencode(entry.name)
+                found.setdefault(name, None if _is_deleted(entry) else entry)
+    return {name: entry for name, entry in found.items() if entry is not None}
 
 
 def _is_deleted(entry: os.DirEntry[str]) -> bool:

@@ -100,7 +100,7 @@ class Layers:
         at = since.at if since and before else 0.0
         about: dict[str, Any] = {}
         difference = before is not None and before.delta
-        pieces = link.save(about, full=full, since=at, difference=difference)
+        pieces = link.save(about, full=full, since=at, difference=difference, row=since is not None)
         saved = await self.write(
             id,
             pieces,
@@ -112,11 +112,11 @@ class Layers:
             saved,
             changed=about.get("changed") != 0,
             at=float(about.get("at") or 0.0),
-            below=int(about.get("kept") or 0) if saved.delta else 0,
+            below=_below(saved, int(about.get("kept") or 0), since),
         )
 
     def _before(self, since: Mark | None) -> Before | None:
-        seen = self._seen.of(since.layers[0]) if since else None
+        seen = self._seen.of(since.layers[0]) if since and since.layers else None
         if since is None or seen is None:
             return None
         # An older agent tells no inodes, and no differences.
@@ -158,7 +158,12 @@ class Layers:
         except BaseException:
             await to_the_end(asyncio.to_thread(fill.drop))
             raise
-        self._seen.note(id, fill.layer.places, instead_of=before.ids[0] if before else None)
+        self._seen.note(
+            id,
+            fill.layer.places,
+            instead_of=before.ids[0] if before else None,
+            also=fill.delta is not None and fill.delta.part,
+        )
         return saved
 
     async def take_in(
@@ -190,6 +195,13 @@ class Layers:
                     yield batch
             finally:
                 pieces.close()
+
+
+def _below(saved: Saved, kept: int, since: Mark | None) -> int:
+    """Bytes of the box's own files that a step's layer leaves to those below it."""
+    if not saved.delta or since is None:
+        return 0
+    return kept if saved.replaced is None else max(0, since.size - saved.replaced)
 
 
 async def next_batch(pieces: Iterator[bytes]) -> bytes:
@@ -258,9 +270,12 @@ class Fill:
             files=self.layer.entries,
             copied=written,
             delta=self.delta is not None,
+            replaced=self.delta.replaced if self.delta and self.delta.part else None,
         )
 
     def drop(self) -> None:
+        if self.delta is not None:
+            self.delta.close()
         if hasattr(self, "layer"):
             self.layer.close()
         self._close()
@@ -332,6 +347,12 @@ class Parser:
                 self._layer.folder(name, mode, time, opaque=kind == b"D", inode=size)
             case b"e" | b"E" if isinstance(self._layer, LayerDelta):
                 self._layer.same_folder(name, mode, time, opaque=kind == b"E", inode=size)
+            case b"p" | b"P" if isinstance(self._layer, LayerDelta):
+                self._layer.part_of_folder(name, mode, time, opaque=kind == b"P", inode=size)
+            case b"g" if isinstance(self._layer, LayerDelta):
+                self._layer.gone(name)
+            case b"o" if isinstance(self._layer, LayerDelta):
+                self._layer.begin_part()
             case b"f":
                 self._layer.begin_file(name, mode, time, size, target)
                 self._in_file = True

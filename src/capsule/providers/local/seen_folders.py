@@ -25,10 +25,20 @@ class SeenFolders:
         self._of: dict[str, array[int]] = {}  # by layer, oldest first
         self._lock = threading.Lock()  # layers are removed in threads
 
-    def note(self, layer: str, places: array[int], *, instead_of: str | None = None) -> None:
-        """`instead_of`: a layer that nobody will ask for again."""
+    def note(
+        self,
+        layer: str,
+        places: array[int],
+        *,
+        instead_of: str | None = None,
+        also: bool = False,
+    ) -> None:
+        """`instead_of`: a layer that nobody will ask for again. `also`: it has its folders, too, or
+        had them: a folder that is gone does no harm, as any that comes is told as a whole."""
         with self._lock:
             if instead_of is not None:
+                if also and (earlier := self._of.get(instead_of)) is not None:
+                    places = array("q", {*earlier, *places})
                 self._drop(instead_of)
             self._drop(layer)
             self._of[layer] = places

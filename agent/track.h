@@ -1,0 +1,55 @@
+/* What a worker that saves knows of the saves before it (track.c), and what it tells (save.c, part.c). */
+#ifndef TRACK_H
+#define TRACK_H
+
+#include "agent.h"
+#include <sys/stat.h>
+
+struct path { uint32_t at, n; };
+struct folder { int wd[2]; struct path path; bool changed, gone; }; /* itself, or which names are in it */
+enum { TOUCH_SURE = 1, TOUCH_CAME = 2 };    /* not sure: perhaps it was only opened. Came: a folder that was not there, or elsewhere */
+struct touch { uint32_t folder; struct path name; unsigned how; enum { TELL_NOTHING, TELL_IT, TELL_GONE } act; };
+
+bool track_begin(double since);             /* false: everything has to be looked at */
+bool track_is_on(void);
+void track_forget_all(void);
+const char *track_text(struct path p);
+struct folder *track_find(const char *path, size_t n);
+void track_forget(const char *path, size_t n); /* the folder, and those in it */
+void track_touch(struct folder *f, const char *name, size_t n, unsigned how);
+struct touch *track_touches(size_t *n);     /* by path */
+struct folder *track_folders(size_t *n);    /* that were noted, by path */
+const struct path *track_links(size_t *n);  /* files with further names */
+void track_folder(const char *path, size_t n, int fd, int shown); /* shown: as programs see it, if that is another; -1: it is not */
+void track_link(const char *path, size_t n);
+void track_give_up(void);                    /* nothing is noted for this box any more */
+void track_end(double at);
+
+/* held.c: files that programs have open to write to, or mapped; their paths are relative to the disk */
+void held_look(void);                       /* while we may look at processes */
+void held_mark(void);                       /* and so that the next change to one shows in its times; where none does, it is `unmarked` */
+bool held_unmarked(const struct stat *st);
+void held_each(void fn(const char *path, bool changes)); /* changes: perhaps without a word */
+
+/* save.c */
+struct saving {
+    int disk;
+    struct buf path;     /* of what is being told */
+    double since;        /* what has not changed since then is told, but not its content */
+    bool brief;          /* nor is it told at all, in a folder that has not changed either */
+    bool upper;          /* what is read is the upper folder of an overlay */
+    dev_t device;        /* of the folder that is walked: a volume is another, and no part of it */
+    uint64_t changed;
+};
+extern struct saving saving;
+void save_entry(char kind, const struct stat *st, const char *target, size_t n);
+void save_one(int dir, const char *name, int depth, bool same);
+bool save_changed(const struct stat *st);
+bool save_opaque(int fd);
+void save_give_up(int err, const char *code, const char *message);
+void save_watch(int fd);                    /* the folder at saving.path, from now on */
+int save_open(const char *path, int flags); /* relative to the disk; follows nothing */
+/* part.c */
+bool part_save(void);                       /* what changed, and nothing else; false: nothing was told */
+
+#endif

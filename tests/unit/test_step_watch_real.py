@@ -1,0 +1,248 @@
+"""A step looks at what happened since the one before, and at nothing else. What is not heard of in
+the usual way is there all the same: writes through mappings, lost events, further names, layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from capsule.errors import CapsuleError
+from capsule.providers.local.layer_delta import LayerDelta
+from capsule.providers.local.layers import Parser
+from capsule.service import ExecCall, Service, VolumeWish
+from tests.support import backends, eventually
+from tests.unit.test_service_real import folder, serving
+from tests.unit.test_snapshots_real import sh
+from tests.unit.test_steps_real import changes, stepping
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+__all__ = ["folder"]
+
+TREE = "for i in $(seq 20); do mkdir d$i; for k in $(seq 20); do echo $i $k > d$i/f$k; done; done"
+# Writes a line into a mapping, or a file that stays open, for each line that it is sent.
+MAPPED = """
+import mmap, sys
+file = open("mapped", "r+b")
+place = mmap.mmap(file.fileno(), 0)
+print("ready", flush=True)
+for line in sys.stdin:
+    place[: len(line)] = line.encode()
+    print("written", flush=True)
+"""
+OPEN = """
+import sys
+file = open("mapped", "r+b", buffering=0)
+print("ready", flush=True)
+for line in sys.stdin:
+    file.seek(0)
+    file.write(line.encode())
+    print("written", flush=True)
+"""
+
+
+class Told:
+    """How often a part was told, and what of it."""
+
+    def __init__(self) -> None:
+        self.parts = 0
+        self.entries: list[str] = []
+
+    def clear(self) -> None:
+        self.parts = 0
+        self.entries.clear()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+    told = Told()
+    begin, take = LayerDelta.begin_part, Parser._take_entry
+
+    def begin_part(self: LayerDelta) -> None:
+        told.parts += 1
+        begin(self)
+
+    def take_entry(self: Parser, view: memoryview) -> int:
+        kind = bytes(view[:1]).decode()
+        used = take(self, view)
+        if used and kind != "o":
+            size = int.from_bytes(view[23:25], "big")
+            told.entries.append(f"{kind} {bytes(view[27 : 27 + size]).decode()}")
+        return used
+
+    monkeypatch.setattr(LayerDelta, "begin_part", begin_part)
+    monkeypatch.setattr(Parser, "_take_entry", take_entry)
+    yield told
+
+
+def watches(folder: Path) -> bool:
+    return backends.of(folder).name == "local"
+
+
+async def check(service: Service, id: str, number: int, text: str, expected: str) -> None:
+    (other,) = await service.fork(id, 1, at=number)
+    try:
+        assert await sh(service, other.id, text) == expected
+    finally:
+        await service.delete(other.id)
+
+
+async def test_only_what_changed_is_told(folder: Path, told: Told) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, f"{TREE}; sleep 0.05")
+        if not watches(folder):
+            pytest.skip("agents in containers look at every file")
+        for command, entries in (
+            ("echo new > d7/f7", ["e workspace", "e workspace/d7", "f workspace/d7/f7"]),
+            ("rm d8/f1", ["e workspace", "p workspace/d8", "g workspace/d8/f1"]),
+            ("chmod 700 d9", ["e workspace", "p workspace/d9"]),
+            (": > /tmp/t", ["p tmp", "f tmp/t"]),
+            ("exec 3<>d7/f8; read line <&3", []),  # opened to write, and not written to
+            ("truncate -s 0 d7/f8", ["e workspace", "e workspace/d7", "f workspace/d7/f8"]),
+            ("mv d20 d21", ["p workspace", "g workspace/d20", "d workspace/d21"]),
+        ):
+            told.clear()
+            await sh(service, id, command)
+            seen = [each for each in told.entries if not each.startswith("f workspace/d21/")]
+            assert seen == entries, command
+        assert told.parts == 1, "all of them were parts"
+
+
+async def test_a_step_has_what_a_program_writes_through_a_mapping(folder: Path) -> None:
+    """The pages are the program's to write to since an earlier step."""
+    await follows(folder, MAPPED)
+
+
+async def test_a_step_has_what_a_program_writes_to_a_file_that_it_keeps_open(folder: Path) -> None:
+    await follows(folder, OPEN)
+
+
+async def until_it_reads(service: Service, id: str, text: str) -> None:
+    async def reads() -> bool:
+        return await sh(service, id, "head -n 1 mapped") == text
+
+    await eventually(reads, what=f"the file begins with {text}")
+
+
+async def follows(folder: Path, program: str) -> None:
+    async with serving(folder) as service:
+        start = f"{TREE}; head -c 300000 /dev/zero > mapped; sleep 0.05"
+        id = await stepping(service, start, template="python")
+        writer = ExecCall(("python3", "-uc", program))
+        seen: dict[int, str] = {}
+        async with await service.start(id, writer, stdin_open=True) as running:
+            for word in ("one", "two", "three"):
+                await service.send_input(id, running.exec_id, f"{word}\n".encode())
+                await until_it_reads(service, id, f"{word}\n")
+                seen[service.steps.list(id)[-1].number] = f"{word}\n"
+            await service.kill(id, running.exec_id)
+        for number, text in seen.items():
+            await check(service, id, number, "head -n 1 mapped", text)
+
+
+async def test_a_file_with_further_names_is_told_under_all_of_them(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(
+            service,
+            f"{TREE}; ln d1/f1 d2/other; sleep 0.05",
+            "true",
+            "echo again > d1/f1; rm d1/f1",  # heard of where it is no more
+            "ln d3/f3 d4/more",
+            "true",
+            "echo third >> d4/more",
+        )
+        await check(service, id, 3, "cat d2/other; test ! -e d1/f1", "again\n")
+        same = "test d3/f3 -ef d4/more && cat d3/f3"
+        await check(service, id, 6, same, "3 3\nthird\n")
+        await check(service, id, 5, same, "3 3\n")
+
+
+async def test_more_events_than_the_kernel_keeps(folder: Path, told: Told) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, f"{TREE}; sleep 0.05")
+        told.clear()
+        await sh(service, id, "for i in $(seq 9000); do echo $i >> d1/f1; echo $i >> d2/f2; done")
+        assert told.parts == 0, "some were lost: everything was looked at"
+        await sh(service, id, "echo last > d3/f3")
+        assert told.parts == watches(folder), "and then no longer"
+        text = "tail -n 1 d1/f1 d2/f2 d3/f3 -q"
+        await check(service, id, 2, text, "9000\n9000\n3 3\n")
+        await check(service, id, 3, text, "9000\n9000\nlast\n")
+
+
+async def test_a_save_that_was_cut_off_is_made_up_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, f"{TREE}; sleep 0.05")
+        real = Parser.end
+
+        def fail(self: Parser) -> None:
+            raise CapsuleError("no space, say")
+
+        monkeypatch.setattr(Parser, "end", fail)
+        await sh(service, id, "echo lost > d1/f1; sleep 0.05")
+        monkeypatch.setattr(Parser, "end", real)
+        assert len(service.steps.list(id)) == 2, "that step is missing"
+        await sh(service, id, "echo other > d2/f2")
+        await check(service, id, 2, "cat d1/f1 d2/f2", "lost\nother\n")
+
+
+async def test_a_snapshot_in_between_takes_nothing_from_the_next_step(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, f"{TREE}; sleep 0.05")
+        await service.files(id).write("/workspace/d1/f1", b"by the file API\n")
+        await service.snapshots.make(id, "between", {})
+        await sh(service, id, "sleep 0.05")
+        await check(service, id, 2, "cat d1/f1", "by the file API\n")
+
+
+async def test_over_layers_a_folder_that_is_copied_up_is_heard_of(folder: Path, told: Told) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, f"{TREE}; mkdir -p deep/er/est; echo 1 > deep/er/est/x")
+        await service.steps.undo(id, 1)  # the box lies over the layers of that
+        for command in (
+            "sleep 0.05",
+            "echo 2 > deep/er/est/x",
+            "echo 3 > deep/er/y; rm d1/f1; chmod 600 d2/f2",
+            "rm -r deep/er/est; mkdir deep/er/est; echo 4 > deep/er/est/z",
+            "echo 5 >> deep/er/est/z; echo 5 >> d2/f2; echo tmp > /tmp/x; echo root > /root/x || :",
+            "mv deep/er/est/z d1/f1",
+        ):
+            await sh(service, id, f"{command}; sleep 0.02")
+        assert told.parts == 4 * watches(folder), "each is a part, once there is a layer"
+        look = (
+            "cd deep; find . -type f | sort | xargs tail -n 1 -q; cd ..; cat d1/f1; tail -n 1 d2/f2"
+        )
+        await check(service, id, 3, look, "2\n1 1\n2 2\n")
+        await check(service, id, 4, f"rm -f d1/f1; echo gone > d1/f1; {look}", "2\n3\ngone\n2 2\n")
+        await check(service, id, 5, f"test ! -e d1/f1; echo > d1/f1; {look}", "4\n3\n\n2 2\n")
+        await check(service, id, 6, f"echo > d1/f1; {look}; cat /tmp/x", "5\n3\n\n5\ntmp\n")
+        await check(service, id, 7, look, "3\n4\n5\n5\n")
+        assert await changes(service, id, 6, 7) == [
+            "added /workspace/d1/f1",
+            "removed /workspace/deep/er/est/z",
+        ]
+
+
+async def test_more_folders_than_the_kernel_watches(folder: Path, told: Told) -> None:
+    async with serving(folder) as service:
+        many = "seq -f d%g 17000 | xargs mkdir; sleep 0.05"
+        id = await stepping(service, many, "echo 1 > d1/x; sleep 0.05", "echo 2 > d2/x")
+        assert told.parts == 0
+        await check(service, id, 2, "cat d*/x", "1\n")
+        await check(service, id, 3, "cat d*/x", "1\n2\n")
+
+
+async def test_a_volume_in_the_workspace_is_no_part_of_a_step(folder: Path) -> None:
+    async with serving(folder) as service:
+        await service.volumes.create("data")
+        mounts = (VolumeWish("data", "/workspace/data"),)
+        id = await stepping(service, f"{TREE}; echo 1 > data/x; sleep 0.05", volumes=mounts)
+        for command in ("echo 2 > data/x", "echo 3 > d1/f1"):
+            await sh(service, id, command)
+        assert await changes(service, id, 1, 2) == []
+        assert await changes(service, id, 2, 3) == ["modified /workspace/d1/f1"]
+        await service.delete(id)
+        await service.volumes.delete("data")
