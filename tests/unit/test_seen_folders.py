@@ -38,6 +38,21 @@ def test_a_layer_is_forgotten_with_its_successor_when_it_goes_and_by_age() -> No
     assert seen.of("large") is None and seen.of("five") is None
 
 
+def test_a_merged_layer_has_the_folders_of_the_topmost_until_there_is_one_instead() -> None:
+    seen = SeenFolders()
+    seen.note("top", places(1, 2))
+    seen.note("other", places(1, 2))
+    seen.note_same("merged", "top")
+    assert seen.of("merged") == seen.of("top") == frozenset(places(1, 2))
+    seen.forget("merged")
+    assert seen.of("merged") is None and seen.of("top") is not None
+    seen.note_same("merged", "top")
+    seen.note("next", places(3), instead_of="merged")
+    assert seen.of("top") is seen.of("merged") is None and seen.of("other") is not None
+    seen.note_same("merged", "unknown")
+    assert seen.of("merged") is None
+
+
 def test_a_layer_without_inodes_is_known_all_the_same() -> None:
     seen = SeenFolders()
     seen.note("old agent", array("q"))

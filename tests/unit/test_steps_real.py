@@ -11,6 +11,7 @@ import pytest
 from capsule.errors import InvalidError, NotFoundError
 from capsule.providers.local.layer_folder import LayerFolder
 from capsule.service import ContextRun, CreateRequest, ExecCall, RunCall, Service
+from capsule.service import steps as steps_module
 from tests.support import backends, eventually
 from tests.support.backends import layers
 from tests.unit.test_service_real import boxes, folder, serving
@@ -72,6 +73,31 @@ async def test_a_step_copies_what_changed_and_not_what_there_is(folder: Path) ->
         assert [await asyncio.to_thread(os.listdir, top) for top in tops] == [["f7"], ["small"]]
         await service.steps.undo(id, 1)
         assert await sh(service, id, "cat f7; stat -c %s big; ls small || true") == "7\n5000000\n"
+
+
+async def test_of_many_steps_the_upper_layers_are_merged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_module, "MAX_DEPTH", 4)
+    async with serving(folder) as service:
+        many = "mkdir -p d/e; for i in $(seq 50); do echo $i > d/f$i; done; sleep 0.05"
+        changes = [f"echo {n} > d/e/n; rm d/f{n}; echo {n} > d/new{n}" for n in range(1, 13)]
+        id = await stepping(service, many, *(f"{each}; sleep 0.05" for each in changes))
+        steps = service.steps.list(id)
+        depths = [len(step.layers) for step in steps]
+        assert max(depths) == 5 and depths[-3:] != [1, 2, 3], "not all files again"
+        assert {step.layers[-1] for step in steps[1:]} == {steps[1].layers[0]}
+        assert [step.copied for step in steps[2:]] == [2 * len(f"{n}\n") for n in range(1, 13)]
+        for number in (13, 9, 6, 2):
+            (other,) = await service.fork(id, 1, at=number)
+            seen = await sh(service, other.id, "cat d/e/n; ls d | wc -l; ls d | sort | head -n 3")
+            n = number - 1
+            assert seen.split()[:2] == [f"{n}", "51"] and f"f{n}" not in seen.split()
+            await service.delete(other.id)
+        await service.steps.undo(id, 11)
+        assert await sh(service, id, "cat d/e/n; ls d/f*") == await sh(
+            service, id, "echo 10; for i in $(seq 11 50); do echo d/f$i; done | sort"
+        )
 
 
 async def test_an_exec_that_changed_nothing_has_nothing_written_for_it(

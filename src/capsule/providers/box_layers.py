@@ -72,6 +72,9 @@ class BoxLayers:
             )
         return replace(saved, whole=full or not box.over_layers)
 
+    async def merge(self, id: str, stack: Sequence[str], *, count: int) -> Saved:
+        return await self._layers.merge(id, stack, count=count)
+
     async def fill(self, box: Told, layers: Sequence[Path]) -> None:
         """Raises NoSpaceError, UnavailableError."""
         try:

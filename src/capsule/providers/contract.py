@@ -37,6 +37,7 @@ __all__ = [
     "Layered",
     "Mark",
     "Measured",
+    "Merging",
     "OutOfReachError",
     "Pausable",
     "Portable",
@@ -230,6 +231,19 @@ class Layered(Protocol):
 
     async def drop(self, layer: str) -> None:
         """Fine if it never was. Never called for one that a box runs from."""
+
+
+@runtime_checkable
+class Merging(Layered, Protocol):
+    """One that can make fewer layers of many, so that steps need not begin anew."""
+
+    async def merge(self, layer: str, stack: Sequence[str], *, count: int) -> Saved:
+        """Keep what the topmost `count` layers of a stack show over the others as one, under this
+        name, to be saved upon (`Mark`) in their place. They stay as they are. It costs what these
+        have, and not what is below them. All or nothing.
+
+        Raises NotFoundError, InvalidError, TooLargeError, NoSpaceError, UnavailableError.
+        """
 
 
 ARCHIVED = b"files/"  # before each name in the tar that layers travel as

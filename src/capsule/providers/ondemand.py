@@ -21,6 +21,7 @@ from capsule.providers.contract import (
     FileChange,
     Layered,
     Mark,
+    Merging,
     Portable,
     Provider,
     Saved,
@@ -82,6 +83,12 @@ class OnDemand(Provider):
     ) -> Saved:
         keeper = await self._layered()
         return await keeper.save(box, layer, full=full, most_bytes=most_bytes, since=since)
+
+    async def merge(self, layer: str, stack: Sequence[str], *, count: int) -> Saved:
+        inner: object = await self._opened()
+        if not isinstance(inner, Merging):
+            raise self._cannot("merge layers")
+        return await inner.merge(layer, stack, count=count)
 
     async def diff(
         self, old: Sequence[str], new: Sequence[str], *, most: int

@@ -346,7 +346,8 @@ class Service:
         if at is None:
             return await self.snapshots.fork(id, count, ttl)
         entry = self._sandboxes.find(id)
-        return await self.snapshots.start_all(entry, self.steps.find(entry, at).layers, count)
+        async with self.steps.start(entry, self.steps.find(entry, at)) as layers:
+            return await self.snapshots.start_all(entry, layers, count)
 
     async def pause(self, id: str, *, memory: bool = True, hold: bool = False) -> Sandbox:
         """Its programs stand still and keep all they have, until `resume`; without `memory` they

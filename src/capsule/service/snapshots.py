@@ -26,7 +26,7 @@ from capsule.errors import (
 )
 from capsule.model import Layer, State
 from capsule.providers.cleanup import finish
-from capsule.providers.contract import Box, Layered, Mark, Saved
+from capsule.providers.contract import Box, Layered, Mark, Merging, Saved
 from capsule.service import validate
 from capsule.service.admission import new_id
 from capsule.service.caller import DEFAULT_TENANT, named
@@ -225,6 +225,25 @@ class Snapshots:
             with self.held((Layer(name), *entry.layers), on):
                 layers, saved = await self._save(entry, provider, name, since)
                 yield ((layers[0], *on) if saved.delta else layers), saved
+        finally:
+            if name not in self._in_use():
+                await finish(provider.drop(name), f"layer {name}", budget=DESTROY_BUDGET)
+
+    @asynccontextmanager
+    async def merged(
+        self, entry: Entry, stack: tuple[Layer, ...], count: int
+    ) -> AsyncIterator[tuple[Layer, ...]]:
+        """The same files, of fewer layers: the topmost are one. Held as by `saved`."""
+        provider: object = self.layered(entry.provider)
+        if not isinstance(provider, Merging):
+            raise NotSupportedError(f"provider {entry.provider} cannot merge layers")
+        name = new_id()
+        try:
+            with self.held((Layer(name), *stack)):
+                saved = await provider.merge(name, [layer.id for layer in stack], count=count)
+                # A hole was not counted when it was written.
+                size = min(saved.size, sum(layer.size for layer in stack[:count]))
+                yield (Layer(name, size, saved.files), *stack[count:])
         finally:
             if name not in self._in_use():
                 await finish(provider.drop(name), f"layer {name}", budget=DESTROY_BUDGET)

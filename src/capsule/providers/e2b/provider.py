@@ -359,6 +359,9 @@ class E2bProvider(Provider):
         assert isinstance(box, E2bBox)
         return await self._layers.save(box, layer, full=full, most_bytes=most_bytes, since=since)
 
+    async def merge(self, layer: str, stack: Sequence[str], *, count: int) -> Saved:
+        return await self._layers.merge(layer, stack, count=count)
+
     async def diff(
         self, old: Sequence[str], new: Sequence[str], *, most: int
     ) -> Sequence[FileChange]:

@@ -61,6 +61,7 @@ class LayerFolder:
         self._seen = seen
         self.taken = 0  # bytes of files that an earlier layer has as well
         self._before = [_Way(fd) for fd in before]  # such layers, open, topmost first; the caller's
+        self._several: set[int] = set()  # files taken that have other names
         self.entries = 0
         self._root = root
         self._most = most_bytes
@@ -150,16 +151,11 @@ class LayerFolder:
         try:
             if not stat.S_ISREG(os.stat(source[-1], dir_fd=place, follow_symlinks=False).st_mode):
                 raise InvalidError(f"the layer has a hard link to no file: {shown(path)}")
-            parent = self._enter(parts[:-1])
-            os.link(
-                source[-1], parts[-1], src_dir_fd=place, dst_dir_fd=parent, follow_symlinks=False
-            )
+            _link(source[-1], place, path, self._enter(parts[:-1]))
         except FileNotFoundError:
             raise InvalidError(
                 f"the layer has a hard link to a missing file: {shown(path)}"
             ) from None
-        except FileExistsError:
-            raise _twice(path) from None
         finally:
             os.close(place)
 
@@ -175,10 +171,19 @@ class LayerFolder:
         found = next(filter(None, (way.find(parts) for way in self._before)), None)
         if found is None or not stat.S_ISREG(found.info.st_mode):
             raise InvalidError(f"the layer before has no such file: {shown(path)}")
-        os.link(
-            parts[-1], parts[-1], src_dir_fd=found.folder, dst_dir_fd=parent, follow_symlinks=False
-        )
+        _link(parts[-1], found.folder, path, parent)
         self.taken += found.info.st_size
+
+    def take(self, path: bytes, folder: int) -> None:
+        """The file, link or deletion of the same name that an open folder of another layer has,
+        under a further name."""
+        parts = self._new(path)
+        info = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
+        _link(parts[-1], folder, path, self._enter(parts[:-1]))
+        if stat.S_ISREG(info.st_mode) and info.st_ino not in self._several:
+            self.taken += info.st_size
+            if info.st_nlink > 1:  # of any layer: it may come again
+                self._several.add(info.st_ino)
 
     def whiteout(self, path: bytes) -> None:
         parts = self._new(path)
@@ -316,6 +321,20 @@ def _open_dir(name: bytes, parent: int) -> int:
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENOENT, errno.EACCES):
             text = f"the layer has a file in no folder of its own: {shown(name)}"
+            raise InvalidError(text) from None
+        raise
+
+
+def _link(name: bytes, folder: int, path: bytes, parent: int) -> None:
+    """What an open folder has as `name` gets the further name that `path` ends with."""
+    fresh = path.rpartition(b"/")[2]
+    try:
+        os.link(name, fresh, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
+    except FileExistsError:
+        raise _twice(path) from None
+    except OSError as error:
+        if error.errno == errno.EMLINK:  # 65,000 on ext4
+            text = f"the layer before has a file with too many names: {shown(path)}"
             raise InvalidError(text) from None
         raise
 

@@ -25,6 +25,7 @@ from capsule.providers.feed import fed
 from capsule.providers.local.folders import make_folder
 from capsule.providers.local.layer_delta import LayerDelta
 from capsule.providers.local.layer_folder import LayerFolder
+from capsule.providers.local.layer_merge import merge
 from capsule.providers.local.layer_tar import Packer, unpack
 from capsule.providers.local.removal import remove_tree
 from capsule.providers.local.seen_folders import SeenFolders
@@ -164,6 +165,25 @@ class Layers:
             instead_of=before.ids[0] if before else None,
             also=fill.delta is not None and fill.delta.part,
         )
+        return saved
+
+    async def merge(self, id: str, stack: Sequence[str], *, count: int) -> Saved:
+        """The topmost layers of a stack as one (`layer_merge`); see `Merging.merge`."""
+        fill = Fill(self, id, most_bytes=0)
+
+        def work() -> Saved:
+            paths = [self.path(each) for each in stack]
+            fill.open()
+            merge(paths[:count], paths[count:], fill.layer)
+            return fill.keep()
+
+        try:
+            with host_errors("layers cannot be merged"):
+                saved = await to_the_end(asyncio.to_thread(work))
+        except BaseException:
+            await to_the_end(asyncio.to_thread(fill.drop))
+            raise
+        self._seen.note_same(id, stack[0])
         return saved
 
     async def take_in(

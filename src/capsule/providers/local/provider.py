@@ -187,6 +187,9 @@ class LocalProvider(Provider):
         link = AgentLink(box.connect)
         return await host.layers.save(link, layer, full=full, most_bytes=most_bytes, since=since)
 
+    async def merge(self, layer: str, stack: Sequence[str], *, count: int) -> Saved:
+        return await self._ready().layers.merge(layer, stack, count=count)
+
     async def diff(
         self, old: Sequence[str], new: Sequence[str], *, most: int
     ) -> Sequence[FileChange]:

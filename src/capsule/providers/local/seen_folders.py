@@ -39,12 +39,21 @@ class SeenFolders:
             if instead_of is not None:
                 if also and (earlier := self._of.get(instead_of)) is not None:
                     places = array("q", {*earlier, *places})
-                self._drop(instead_of)
+                self._drop_same(instead_of)
             self._drop(layer)
             self._of[layer] = places
             self._count += len(places)
             while self._count > self._most:
                 self._drop(next(iter(self._of)))
+
+    def note_same(self, layer: str, other: str) -> None:
+        """It has the folders of another, if those are known. Who notes one instead of either has
+        no use for both."""
+        with self._lock:
+            if other in self._of:
+                self._drop(layer)
+                self._of[layer] = self._of[other]
+                self._count += len(self._of[other])
 
     def of(self, layer: str) -> frozenset[int] | None:
         """None: not known."""
@@ -55,6 +64,11 @@ class SeenFolders:
     def forget(self, layer: str) -> None:
         with self._lock:
             self._drop(layer)
+
+    def _drop_same(self, layer: str) -> None:
+        old = self._of.get(layer)
+        for name in [name for name, each in self._of.items() if each is old]:
+            self._drop(name)
 
     def _drop(self, layer: str) -> None:
         self._count -= len(self._of.pop(layer, ()))
