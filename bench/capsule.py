@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import tempfile
 import time
@@ -12,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-import httpx
 import uvloop
 
+from bench.plain import Plain
 from bench.rivals import Rival
 from bench.server import in_memory
 from bench.stats import Measure
@@ -92,30 +91,22 @@ class Http(Rival):
         self._delete = Measure("Capsule HTTP: sandbox.v1.delete", "delete", target=3.0)
         self._health = Measure("Capsule HTTP: GET /health", "exec")
         self.measures = [self._create, self._exec, self._health, self._delete]
-        self._client = httpx.Client(base_url=url, timeout=30)
+        self._client = Plain(url)
 
     def round(self, count: int) -> None:
         for _ in range(count):
             with clock(self._create):
-                sandbox = rpc(self._client, "create", template=TEMPLATE)
+                sandbox = self._client.rpc("create", template=TEMPLATE)
             for _ in range(3):
                 with clock(self._exec):
-                    rpc(self._client, "exec", id=sandbox["id"], cmd=["true"])
+                    self._client.rpc("exec", id=sandbox["id"], cmd=["true"])
             with clock(self._health):
                 self._client.get("/health")
             with clock(self._delete):
-                rpc(self._client, "delete", id=sandbox["id"])
+                self._client.rpc("delete", id=sandbox["id"])
 
     def close(self) -> None:
         self._client.close()
-
-
-def rpc(client: httpx.Client, verb: str, **params: Any) -> Any:
-    body = {"jsonrpc": "2.0", "id": 1, "method": f"sandbox.v1.{verb}", "params": params}
-    told = json.loads(client.post("/rpc", json=body).content)
-    if "error" in told:
-        raise SystemExit(f"bench: {verb} failed: {told['error']}")
-    return told["result"]
 
 
 class Inside(Rival):

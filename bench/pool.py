@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any, ClassVar
 
-import httpx
-
-from bench.capsule import TEMPLATE, Inside, clock, rpc
+from bench.capsule import TEMPLATE, Inside, clock
+from bench.plain import Plain
 from bench.rivals import Rival
 from bench.server import capsule_server
 from bench.stats import Measure
@@ -39,7 +38,7 @@ class Warm(Rival):
         cold = self._stack.enter_context(capsule_server(64))
         self._client = self._stack.enter_context(CapsuleClient(url))
         self._cold = self._stack.enter_context(CapsuleClient(cold))
-        self._plain = self._stack.enter_context(httpx.Client(base_url=url, timeout=30))
+        self._plain = self._stack.enter_context(closing(Plain(url)))
         self._kept = self._client.create(TEMPLATE)
         self._replaced = self._cold.create(TEMPLATE)
 
@@ -67,8 +66,8 @@ class Warm(Rival):
     def _create_by_http(self) -> None:
         self._filled()
         with clock(self._http):
-            made = rpc(self._plain, "create", template=TEMPLATE)
-        rpc(self._plain, "delete", id=made["id"])
+            made = self._plain.rpc("create", template=TEMPLATE)
+        self._plain.rpc("delete", id=made["id"])
 
     def _filled(self) -> None:
         while (shelf := self._client.pool().shelves[0]).ready < READY or shelf.launching:

@@ -17,7 +17,7 @@ RUNTIMES = ("runc", "runsc")
 OPERATIONS = ("create", "exec", "run", "delete")
 GROUPS = (
     *("create", "warm", "exec", "run", "context", "delete", "one-shot", e2b.GROUP),
-    *("snapshot", "scale"),
+    *("snapshot", "steps", "scale"),
     *("growth", "rate", "transfer up", "transfer down", e2b.TRANSFER),
     *(f"{what} on {runtime}" for runtime in RUNTIMES for what in OPERATIONS),
     "exec on runsc, all cores",

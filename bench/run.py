@@ -72,6 +72,7 @@ def measure(options: argparse.Namespace) -> list[Measure]:
         measures += asyncio.run(capsule.burst(url, options.burst))
         say("snapshots and forks")
         measures += state.layers(url, [1, 16, 64, *([256, 512] if options.long else [])])
+        measures += state.steps(url, [100, 1000, 10_000])
         say("files")
         measures += scaling.transfer(url, echo, 1024 if options.long else 64)
         measures += e2b.transfer(url)

@@ -10,6 +10,7 @@ from capsule_sdk import CapsuleClient, NotSupportedError
 TARGET = 2.5  # DESIGN §6
 FORKS = 4
 REPEAT = 3
+STEPS = 20
 
 
 class Contexts(Rival):
@@ -79,3 +80,19 @@ def layer(client: CapsuleClient, mib: int) -> list[Measure]:
             for copy in forks:
                 copy.delete()
     return [save, start, fork]
+
+
+def steps(url: str, counts: list[int]) -> list[Measure]:
+    """An exec that changes one file and leaves a restore point, against the number of files."""
+    measures = []
+    with CapsuleClient(url) as client:
+        for files in [0, *counts]:
+            named = f"with a step, one of {files:,} files" if files else "without steps"
+            measures.append(Measure(f"Capsule SDK: exec that changes a file, {named}", "steps"))
+            with client.create(TEMPLATE, checkpoint="each" if files else None) as sandbox:
+                folders = f"seq -f d%g {files // 50} | while read d; do mkdir $d; cd $d; "
+                sandbox.exec(f"{folders} seq 50 | split -l 1 -a 3; cd ..; done").check()
+                for number in range(STEPS):
+                    with clock(measures[-1]):
+                        sandbox.exec(f"echo {number} > d1/xaaa || echo {number} > x").check()
+    return measures
