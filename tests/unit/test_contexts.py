@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -265,6 +266,31 @@ async def test_an_interrupt_is_never_too_early(box: Box, language: str) -> None:
         assert await box.contexts.interrupt(box.id, context)
         events = [event async for event in live]
         assert getattr(events[-1], "status", "") == "interrupted"
+
+
+@pytest.mark.parametrize("language", ["python", "bash", "node"])
+async def test_interrupts_at_any_moment_leave_the_context_and_the_next_run_alone(
+    folder: Path, language: str
+) -> None:
+    code = {
+        "python": "import time; time.sleep(0.02)",
+        "bash": "sleep 0.02",
+        "node": "await 1; await new Promise((go) => setTimeout(go, 20))",
+    }[language]
+    pick, seen = random.Random(1), set()
+    async with serving(folder) as service:
+        box = await Box.create(service, "node" if language == "node" else "python")
+        context = await box.context(language)
+        for _ in range(60):
+            live = await box.start(code, context)
+            await asyncio.sleep(pick.choice((0, 0, 0.001, 0.004, 0.02)))
+            for _ in range(pick.choice((1, 2))):
+                await box.contexts.interrupt(box.id, context)
+            events = [event async for event in live]
+            seen.add(getattr(events[-1], "status", ""))
+            after = await box.run(":" if language == "bash" else "1", context)
+            assert (after.end.status, after.end.state) == ("ok", "idle")
+    assert seen == {"interrupted", "ok"}
 
 
 async def test_code_that_swallows_an_interrupt_is_told_again_at_its_timeout(box: Box) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import component_missing
+from capsule.service import kernel_wire as wire
+from tests.support import component_missing, wait_for
 from tests.unit.kernel_process import KernelProcess, plain
 
 
@@ -101,6 +102,19 @@ def test_javascript_is_interrupted(node: KernelProcess, code: str) -> None:
     assert done.error is not None
     assert (done.status, done.error.name) == ("interrupted", "Interrupted")
     assert node.run("x").text == "7"
+
+
+def test_javascript_that_waits_is_told_of_an_interrupt(node: KernelProcess) -> None:
+    waits = "require('child_process').spawn('sleep', ['60']); await new Promise(() => {})"
+    node.begin(waits)
+    node.raw(wire.interrupt("node", node.number - 1))  # of a run before it
+    node.raw(wire.interrupt("node", node.number))
+    done = node.finish()
+    assert done.status == "interrupted"
+    children = "require('fs').readFileSync(`/proc/self/task/${process.pid}/children`, 'utf8')"
+    wait_for(lambda: node.run(children).text == "''", what="the child got it, too")
+    node.raw(wire.interrupt("node", node.number))  # of one that is over
+    assert node.run("await new Promise((go) => setTimeout(go, 50)); 7").text == "7"
 
 
 def test_javascript_forms_by_mime_type(node: KernelProcess) -> None:

@@ -29,6 +29,7 @@
   let marker = '\0';
   let run = 0;
   let interrupted = null; // rejects what the run waits for
+  let own = false; // the next SIGINT is one that we sent
 
   const session = new inspector.Session();
   session.connect();
@@ -268,8 +269,18 @@
       return; // half a line, from a server that died while it wrote
     }
     if (!greeted) hello(request);
+    else if (request.op === 'interrupt') return interrupt(request.run);
     else waiting.push(request);
     if (!busy) work();
+  }
+
+  // We hear of it while the run waits. Its child processes get what a terminal would send them, and so do we.
+  function interrupt(number) {
+    if (number !== run || !interrupted) return;
+    send({ k: 'hit', run });
+    own = true;
+    process.kill(0, 'SIGINT');
+    interrupted();
   }
 
   async function work() {
@@ -327,7 +338,10 @@
   writeAtOnce(process.stdout);
   writeAtOnce(process.stderr);
   globalThis.require = createRequire(`${process.cwd()}/`);
-  process.on('SIGINT', () => interrupted && interrupted());
+  process.on('SIGINT', () => {
+    if (!own && interrupted) interrupted();
+    own = false;
+  });
   // What goes wrong after a run has ended is told, and is no reason to end the interpreter.
   const late = (error) => process.stderr.write(`Uncaught ${util.inspect(error)}\n`);
   process.on('uncaughtException', late);

@@ -179,9 +179,10 @@ class Contexts:
             return False
         async with visit as link:
             if context.talk is not None:
-                context.talk.hit = 0
-                await context.talk.stream.signal("INT")
-                self._tasks.spawn(_press(context, context.record.run), f"interrupt {name}")
+                context.talk.again()
+                run = context.record.run
+                wait = await context.talk.press(run)
+                self._tasks.spawn(_press(context, run, wait), f"interrupt {name}")
                 return True
             return await link.kill(context.exec_id, signal="INT")
 
@@ -377,14 +378,14 @@ class Contexts:
         return validate.seconds("timeout", asked, 0.001, self._config.max_exec_timeout)
 
 
-async def _press(context: Context, run: int) -> None:
+async def _press(context: Context, run: int, wait: float) -> None:
     """Interrupt it again, while it goes on and was not hit."""
     for _ in range(_PRESSES):
-        await asyncio.sleep(wire.PRESS)
+        await asyncio.sleep(wait)
         talk = context.talk
         if talk is None or not context.running or context.record.run != run or talk.hit == run:
             return
-        await talk.stream.signal("INT")
+        wait = await talk.press(run)
 
 
 def _recalled(record: ContextRecord) -> Context:

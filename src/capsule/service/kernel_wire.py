@@ -22,9 +22,10 @@ MAX_JSON = 1024 * 1024  # of a form that is JSON, and so has to be looked into
 MAX_WORDS = 64 * 1024  # of what a kernel says about its forms and imports
 MAX_DEPTH = 64
 
-# An interrupt may come before a run has begun; a shell between two commands may lose one, and
-# Node. So it is repeated this often, until the run ends or says that it was hit.
+# An interrupt may come before a run has begun; a shell between two commands may lose one. So it is
+# repeated this often, until the run ends or says that it was hit.
 PRESS = 0.3
+PATIENCE = 0.1  # a kernel that is told, and says nothing, does not come to read
 
 _HEAD = 5  # after the marker: a flag and four hexadecimal digits
 NOTHING = msgspec.Raw()
@@ -116,6 +117,12 @@ def sync(kernel: str, number: int) -> bytes:
     if kernel == "bash":
         return f"\n{number}\n".encode()
     return b"\n" + _line({"op": "sync", "run": number})
+
+
+def interrupt(kernel: str, number: int) -> bytes:
+    """For a kernel that reads while a run waits. Node dies of a SIGINT in the moment in which it
+    changes who hears of it: it is told, and signalled only if it does not read that."""
+    return _line({"op": "interrupt", "run": number}) if kernel == "node" else b""
 
 
 def _line(request: dict[str, Any]) -> bytes:

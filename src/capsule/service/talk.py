@@ -7,6 +7,7 @@ the interpreter.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ class Talk:
         self.lost_bytes = 0
         self.gaps = 0
         self.hit = 0  # the run that an interrupt has reached
+        self._told = (0, 0.0)  # the run whose kernel was told of one, and when
         self._splitters = {each: Splitter(nonce) for each in (Stream.STDOUT, Stream.STDERR)}
 
     async def hear(self) -> Iterable[Heard] | None:
@@ -58,6 +60,25 @@ class Talk:
         else:
             said = splitter.feed(item.data)
         return [(item.stream, each) for each in said]
+
+    def again(self) -> None:
+        """What it was told before was not enough: code may swallow an interrupt. Node's cannot."""
+        if self.kernel != "node":
+            self.hit = 0
+
+    async def press(self, run: int) -> float:
+        """Interrupt the run that is under way; in how many seconds it is time for another try."""
+        word = wire.interrupt(self.kernel, run)
+        if word:
+            now, (told, at) = time.monotonic(), self._told
+            if told != run:
+                self._told = run, now
+                await self.stream.send(word)
+                return wire.PATIENCE
+            if self.hit == run or now < at + wire.PATIENCE:
+                return wire.PATIENCE
+        await self.stream.signal("INT")
+        return wire.PRESS
 
     def rest(self) -> Iterable[Heard]:
         """What was held back, as it might have become a message."""
@@ -166,7 +187,7 @@ class Conversation:
             self._missing.clear()  # it said that it is over; a stream's mark was lost
         elif not outcome.timed_out:
             outcome.timed_out, outcome.kill_at = True, self._loop.time() + GRACE
-            self._talk.hit = 0  # what it was told before was not enough
+            self._talk.again()
             await self._press()
         elif self._loop.time() < outcome.kill_at:
             await self._press()
@@ -181,8 +202,8 @@ class Conversation:
         if self._talk.hit == self._live.run:
             self._deadline = kill_at
             return
-        self._deadline = min(self._loop.time() + wire.PRESS, kill_at)
-        await self._talk.stream.signal("INT")
+        wait = await self._talk.press(self._live.run)
+        self._deadline = min(self._loop.time() + wait, kill_at)
 
     def _take(self, heard: Iterable[Heard]) -> None:
         for stream, said in heard:
