@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from capsule.errors import CapsuleError, GoneError, WrongStateError
 from capsule.model import Reason, State
 from capsule.service import CreateRequest, ExecCall, Service
+from capsule.service.pool import Pool
 from tests.support import eventually
 from tests.unit.test_service_real import boxes, folder, keeper, serving
 
@@ -203,3 +205,31 @@ async def test_snapshots_pauses_and_resumes_come_one_after_the_other(folder: Pat
             await service.pause(id)
             await service.resume(id)
         assert (await service.exec(id, sh("echo here"))).stdout == b"here\n"
+
+
+async def test_whoever_asked_for_files_alone_may_leave(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer that its other box begins from is not dropped under it."""
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest("bash"))).id
+        await service.exec(id, sh("echo kept > notes"))
+        before = boxes(folder)
+        real, begun = Pool.obtain, asyncio.Event()
+
+        async def slow(*args: Any, **options: Any) -> Any:
+            begun.set()
+            await asyncio.sleep(0.2)
+            return await real(*args, **options)
+
+        monkeypatch.setattr(Pool, "obtain", slow)
+        pausing = asyncio.create_task(service.pause(id, memory=False))
+        await begun.wait()
+        pausing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pausing
+        await service.snapshots.sweep()
+        assert len(boxes(folder)) == 1 and boxes(folder) != before
+        if service._sandboxes.find(id).state is State.PAUSED:
+            await service.resume(id)
+        assert (await service.exec(id, sh("cat notes"))).stdout == b"kept\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from capsule.providers.cleanup import to_the_end
 from capsule.service.entry import Entry
 from capsule.service.reset import Resets, Target
 from capsule.service.snapshots import Snapshots
@@ -25,4 +26,5 @@ class Restarts:
         async with self._snapshots.saved(entry) as (layers, _):
             # A step is told from the files of its own box; in the new one there is no such.
             steps = tuple(replace(each, box_id="", at=0.0) for each in entry.steps)
-            await self._resets.reset(entry.id, Target(layers, steps))
+            # Whoever asked may leave; the layers are held until the box that begins from them is.
+            await to_the_end(self._resets.reset(entry.id, Target(layers, steps)))
