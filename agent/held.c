@@ -10,6 +10,8 @@
 
 static struct held { char *path; bool writable, unmarked; ino_t ino; } *held;
 static size_t nheld, room;
+static struct lost { ino_t ino; struct timespec changed; off_t size; } *lost; /* open or mapped under a name that is gone; it may have others */
+static size_t nlost, lost_room;
 
 static void add(const char *path, bool writable) {
     for (size_t i = nheld; i && i + 8 > nheld; i--) /* mostly one has many mappings of a file */
@@ -17,6 +19,17 @@ static void add(const char *path, bool writable) {
     if (nheld == room) held = xrealloc(held, (room = room ? room * 2 : 64) * sizeof *held);
     char *copy = strdup(path);
     if (copy) held[nheld++] = (struct held){.path = copy, .writable = writable};
+}
+
+static void add_lost(struct lost one) {
+    if (nlost == lost_room) lost = xrealloc(lost, (lost_room = lost_room ? lost_room * 2 : 16) * sizeof *lost);
+    lost[nlost++] = one;
+}
+
+static bool is_deleted(const char *path) {
+    const char end[] = " (deleted)";
+    size_t n = strlen(path), m = sizeof end - 1;
+    return n > m && !strcmp(path + n - m, end);
 }
 
 /* As programs see it, to what is on the disk. */
@@ -36,9 +49,11 @@ static void take(const char *path, bool writable) {
 static void take_mapping(char *line) {
     char *rights = strchr(line, ' '), *path = rights;
     if (!rights || strlen(rights) < 5 || rights[4] != 's') return;
-    for (int i = 0; path && i < 4; i++) path = strchr(path + 1, ' ');
+    for (int i = 0; path && i < 3; i++) path = strchr(path + 1, ' ');
+    ino_t ino = path ? (ino_t)strtoull(path, &path, 10) : 0;
     if (!path || path[strspn(path, " ")] != '/') return;
     path += strspn(path, " ") + 1;
+    if (rights[2] == 'w' && is_deleted(path)) add_lost((struct lost){.ino = ino});
     take(path, rights[2] == 'w');
     char *to = path;
     for (const char *p = path; *p; p++) { /* a newline in it: this or that */
@@ -78,7 +93,10 @@ static void look_at_open(int process) {
         if (*e->d_name == '.' || fstatat(dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW) || !(st.st_mode & S_IWUSR)) continue;
         ssize_t n = readlinkat(dir, e->d_name, path, sizeof path - 1);
         path[n > 0 ? n : 0] = 0;
-        if (*path == '/') take(path + 1, false);
+        if (*path != '/') continue;
+        if (is_deleted(path) && !fstatat(dir, e->d_name, &st, 0) && S_ISREG(st.st_mode) && st.st_nlink)
+            add_lost((struct lost){.changed = st.st_ctim, .size = st.st_size});
+        take(path + 1, false);
     }
     if (d) closedir(d);
     else if (dir >= 0) close(dir);
@@ -111,8 +129,18 @@ void held_mark(void) {
 }
 
 bool held_unmarked(const struct stat *st) {
+    for (const struct lost *l = lost; l < lost + nlost; l++)
+        if (l->ino && l->ino == st->st_ino) return true;
     for (const struct held *h = held; h < held + nheld; h++)
         if (h->unmarked && h->ino == st->st_ino) return true;
+    return false;
+}
+
+/* An overlay shows what it has copied up under another inode than the disk, so what is open is known by its times. */
+bool held_lost(const struct stat *st) {
+    for (const struct lost *l = lost; l < lost + nlost; l++)
+        if (l->ino ? l->ino == st->st_ino
+                   : l->size == st->st_size && l->changed.tv_sec == st->st_ctim.tv_sec && l->changed.tv_nsec == st->st_ctim.tv_nsec) return true;
     return false;
 }
 

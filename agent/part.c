@@ -100,16 +100,21 @@ static void touch_held(const char *path, bool changes) {
     if (f) track_touch(f, slash + 1, strlen(slash + 1), changes ? TOUCH_SURE : 0);
 }
 
-static bool links_are_same(void) {
+/* What has one name only is told by itself, and is no longer noted unless somebody still has it under another. */
+static bool look_at_links(void) {
     char path[PATH_MAX];
     struct stat st;
     size_t n;
     const struct path *links = track_links(&n);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = n; i--;) {
         memcpy(path, track_text(links[i]), links[i].n);
         path[links[i].n] = 0;
         cleanup_fd int fd = save_open(path, O_PATH);
-        if (fd < 0 || fstat(fd, &st) || save_changed(&st)) return false;
+        if (fd < 0 || fstat(fd, &st)) return false;
+        if (!save_changed(&st)) continue;
+        if (st.st_nlink > 1) return false;
+        touch_held(path, true);
+        track_drop_link(i);
     }
     return true;
 }
@@ -175,8 +180,8 @@ bool part_save(void) {
     int dir = -1;
     uint32_t opened = 0;
     held_each(touch_held);
+    bool ok = look_at_links();
     struct touch *touches = track_touches(&n);
-    bool ok = links_are_same();
     for (size_t i = 0; ok && i < n; i++) ok = settle(&touches[i], &dir, &opened);
     drop_fd(&dir);
     if (!ok) return false;

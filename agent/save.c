@@ -269,7 +269,7 @@ void save_one(int dir, const char *name, int depth, bool same) {
     if (box.container && !saving.upper && st.st_uid != box.uid) return (void)left_out++; /* what a machine's own services keep in /tmp */
     saving.changed += save_changed(&st);
     if (S_ISDIR(st.st_mode)) return enter_folder(dir, name, &st, depth);
-    if (S_ISREG(st.st_mode) && st.st_nlink > 1) track_link(saving.path.p, saving.path.n);
+    if (S_ISREG(st.st_mode) && (st.st_nlink > 1 || held_lost(&st))) track_link(saving.path.p, saving.path.n);
     if (saving.brief && !save_changed(&st) && (same || S_ISREG(st.st_mode) || S_ISLNK(st.st_mode))) return put_same(&st, same);
     if (S_ISREG(st.st_mode)) return put_file(dir, name, &st);
     ssize_t n = S_ISLNK(st.st_mode) ? readlinkat(dir, name, target, sizeof target) : -1;

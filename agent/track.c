@@ -206,6 +206,7 @@ void track_link(const char *path, size_t n) {
     if (track_is_on()) add_link(keep_text(path, n));
 }
 
+void track_drop_link(size_t i) { links[i] = links[--nlinks]; }
 void track_give_up(void) { head.tired = true; }
 
 static int watch(int fd, uint32_t mask) {

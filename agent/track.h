@@ -19,7 +19,8 @@ void track_forget(const char *path, size_t n); /* the folder, and those in it */
 void track_touch(struct folder *f, const char *name, size_t n, unsigned how);
 struct touch *track_touches(size_t *n);     /* by path */
 struct folder *track_folders(size_t *n);    /* that were noted, by path */
-const struct path *track_links(size_t *n);  /* files with further names */
+const struct path *track_links(size_t *n);  /* files with further names, or that are `held_lost` */
+void track_drop_link(size_t i);             /* the last one takes its place */
 void track_folder(const char *path, size_t n, int fd, int shown); /* shown: as programs see it, if that is another; -1: it is not */
 void track_link(const char *path, size_t n);
 void track_give_up(void);                    /* nothing is noted for this box any more */
@@ -29,6 +30,7 @@ void track_end(double at);
 void held_look(void);                       /* while we may look at processes */
 void held_mark(void);                       /* and so that the next change to one shows in its times; where none does, it is `unmarked` */
 bool held_unmarked(const struct stat *st);
+bool held_lost(const struct stat *st);      /* somebody may write to it under a name that it no longer has: that is no event */
 void held_each(void fn(const char *path, bool changes)); /* changes: perhaps without a word */
 
 /* save.c */
