@@ -288,6 +288,7 @@ struct tally { int processes; double cpu_ms; uint64_t rss; };
 void sweep_open(int proc_fd);
 int sweep_proc(void);
 void sweep_each(void fn(pid_t pid, void *arg), void *arg);
+void sweep_each_thread(pid_t pid, void fn(pid_t tid, void *arg), void *arg);
 void sweep_close(void);                               /* a child must not hold what pid 1 sees with */
 bool sweep_works(void);
 uint64_t sweep_own_tag(void);                         /* the UTS namespace an exec was born into; 0: unknown */

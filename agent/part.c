@@ -83,7 +83,7 @@ static bool settle(struct touch *t, int *dir, uint32_t *opened) {
     }
     set_path(path, name);
     bool there = !fstatat(*dir, name, &st, AT_SYMLINK_NOFOLLOW);
-    if (!there && errno != ENOENT) return false;
+    if ((!there && errno != ENOENT) || saving.path.n >= PATH_MAX) return false;
     bool folder = there && S_ISDIR(st.st_mode);
     if (!folder || t->how & TOUCH_CAME) track_forget(saving.path.p, saving.path.n);
     if (folder && !(t->how & TOUCH_CAME)) return true;
@@ -94,10 +94,17 @@ static bool settle(struct touch *t, int *dir, uint32_t *opened) {
 }
 
 /* One in a folder that nobody noted is told with that, if at all. */
-static void touch_held(const char *path, bool changes) {
+static void touch(const char *path, unsigned how) {
     const char *slash = strrchr(path, '/');
     struct folder *f = slash ? track_find(path, (size_t)(slash - path)) : NULL;
-    if (f) track_touch(f, slash + 1, strlen(slash + 1), changes ? TOUCH_SURE : 0);
+    if (f) track_touch(f, slash + 1, strlen(slash + 1), how);
+}
+
+static void touch_held(void) {
+    const char *path;
+    ino_t ino;
+    bool mapped;
+    for (size_t i = 0; held_next(&i, &path, &ino, &mapped);) touch(path, 0);
 }
 
 /* What has one name only is told by itself, and is no longer noted unless somebody still has it under another. */
@@ -113,7 +120,7 @@ static bool look_at_links(void) {
         if (fd < 0 || fstat(fd, &st)) return false;
         if (!save_changed(&st)) continue;
         if (st.st_nlink > 1) return false;
-        touch_held(path, true);
+        touch(path, TOUCH_SURE);
         track_drop_link(i);
     }
     return true;
@@ -175,16 +182,27 @@ static void tell_all(struct touch *touches, size_t n) {
     }
 }
 
+/* Everything is looked at, but where their times do not tell: perhaps they were mapped. */
+static void unmark_touched(const struct touch *touches, size_t n) {
+    char path[PATH_MAX], name[NAME_MAX + 1];
+    struct stat st;
+    for (size_t i = 0; saving.memory && i < n; i++) {
+        if (!copy_name(&touches[i], name) || !folder_path(&touches[i], path)) continue;
+        cleanup_fd int dir = save_open(path, O_PATH | O_DIRECTORY);
+        if (dir >= 0 && !fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode)) held_unmark(st.st_ino);
+    }
+}
+
 bool part_save(void) {
     size_t n;
     int dir = -1;
     uint32_t opened = 0;
-    held_each(touch_held);
+    touch_held();
     bool ok = look_at_links();
     struct touch *touches = track_touches(&n);
     for (size_t i = 0; ok && i < n; i++) ok = settle(&touches[i], &dir, &opened);
     drop_fd(&dir);
-    if (!ok) return false;
+    if (!ok) return unmark_touched(touches, n), false;
     set_path("", NULL);
     save_entry('o', &(struct stat){0}, "", 0);
     saving.since = 0; /* what is told from here on has changed, or come */

@@ -5,12 +5,14 @@
 #include <dirent.h>
 #include <limits.h>
 #include <linux/capability.h>
+#include <linux/magic.h>
 #include <linux/openat2.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/vfs.h>
 #include <sys/xattr.h>
 #include <time.h>
 
@@ -176,6 +178,7 @@ int save_open(const char *path, int flags) {
 
 /* As programs see it, over layers; -1: it is as it is on the disk. */
 static bool open_shown(int *shown) {
+    struct stat top, st;
     const struct json *mounts = json_get(box.spec, "mounts");
     cleanup_free char *path = strndup(saving.path.p, saving.path.n);
     for (const struct json *m = mounts && path ? mounts->child : NULL; m; m = m->next) {
@@ -184,7 +187,11 @@ static bool open_shown(int *shown) {
         size_t n = from ? strlen(from) : 0;
         if (!type || strcmp(type, "disk") || !from || !to || json_bool(m, "again", false) || strncmp(path, from, n) || (path[n] && path[n] != '/')) continue;
         if ((size_t)snprintf(at, sizeof at, "/%s%s", to, path + n) < sizeof at) *shown = open(at, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        return *shown >= 0;
+        if (*shown < 0) return false;
+        at[strlen(to) + 1] = 0;
+        if (stat(at, &top) || fstat(*shown, &st)) return false;
+        if (st.st_dev != top.st_dev) drop_fd(shown); /* a volume lies over it */
+        return true;
     }
     return false;
 }
@@ -224,6 +231,7 @@ static void put_file(int dir, const char *name, const struct stat *st) {
     if (!save_changed(st)) return save_entry('u', st, "", 0);
     cleanup_fd int fd = open_own(dir, name, st, O_RDONLY | O_NONBLOCK);
     if (fd < 0) save_give_up(errno, NULL, NULL);
+    held_found(fd, st);
     static char attributes[32u << 10];
     save_entry('f', st, attributes, attributes_of(fd, attributes, sizeof attributes));
     put_content(fd, st->st_size);
@@ -254,9 +262,12 @@ static void enter_folder(int dir, const char *name, const struct stat *st, int d
     }
 }
 
+/* Without its holes, as a file is told. */
+static off_t content_of(const struct stat *st) { return st->st_blocks * 512 < st->st_size ? st->st_blocks * 512 : st->st_size; }
+
 /* What has several names has not changed under any of them. In a folder that is the same nothing came, and nothing went. */
 static void put_same(const struct stat *st, bool same) {
-    if (S_ISREG(st->st_mode) && (st->st_nlink == 1 || !known_as(st->st_dev, st->st_ino))) kept += (uint64_t)st->st_size;
+    if (S_ISREG(st->st_mode) && (st->st_nlink == 1 || !known_as(st->st_dev, st->st_ino))) kept += (uint64_t)content_of(st);
     if (!same) save_entry('u', st, "", 0);
 }
 
@@ -341,6 +352,8 @@ static void put_disk(bool full) {
 /* One of a row: what the one before noted is enough to tell what changed since. */
 static bool put_part(void) {
     struct stat st;
+    struct statfs fs;
+    saving.memory = fstatfs(saving.disk, &fs) || fs.f_type == TMPFS_MAGIC;
     bool noted = track_begin(saving.since), part = noted && saving.brief && !fstat(saving.disk, &st);
     if (part) saving.device = st.st_dev;
     held_mark();

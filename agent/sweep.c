@@ -43,6 +43,12 @@ static void each_number(const char *path, visit *fn, void *arg) {
 
 void sweep_each(visit *fn, void *arg) { each_number(".", fn, arg); }
 
+void sweep_each_thread(pid_t pid, visit *fn, void *arg) {
+    char path[32];
+    snprintf(path, sizeof path, "%d/task", (int)pid);
+    each_number(path, fn, arg);
+}
+
 static uint64_t tag_at(const char *path) {
     struct stat st;
     if (!fstatat(proc, path, &st, 0)) return (uint64_t)st.st_ino;
@@ -270,6 +276,18 @@ static bool awaits_child(pid_t pid, const struct seen *p) {
     return stopped;
 }
 
+static void see_moving_thread(pid_t tid, void *arg) {
+    struct seen p;
+    if (read_stat(tid, &p) && !strchr("TtZX", p.state)) *(bool *)arg = true;
+}
+
+/* The first thread has ended, and has no other state any more: the others stand still. */
+static bool rests_in_threads(pid_t pid, const struct seen *p) {
+    bool moving = p->state != 'Z';
+    if (!moving) sweep_each_thread(pid, see_moving_thread, &moving);
+    return !moving;
+}
+
 /* In a container we are not pid 1, and not alone as root: whatever else runs is the sandbox's user. */
 static bool is_user(pid_t pid) {
     char path[40], text[1024], uid[32];
@@ -285,7 +303,7 @@ static void see_moving(pid_t pid, void *arg) {
     struct seen p;
     if (box.container && !is_user(pid) && !init_has_worker(pid)) return;
     if (pid == 1 || !read_stat(pid, &p) || p.state == 'T' || p.state == 't' || is_dead(&p)) return;
-    if (!awaits_child(pid, &p)) *(bool *)arg = true;
+    if (!awaits_child(pid, &p) && !rests_in_threads(pid, &p)) *(bool *)arg = true;
 }
 
 /* One step for the kernel, too: the signal goes to whomever its sender may signal, and that is the user's processes alone. */
@@ -314,7 +332,7 @@ static bool stop_below(void) {
     find_descendants(&f, getpid());
     for (size_t i = 0; i < f.n; i++) {
         if (!is_below_child(&f.all[i]) && !init_has_worker(f.all[i].pid)) continue;
-        if (!read_stat(f.all[i].pid, &p) || p.state == 'T' || is_dead(&p) || awaits_child(f.all[i].pid, &p)) continue;
+        if (!read_stat(f.all[i].pid, &p) || p.state == 'T' || is_dead(&p) || awaits_child(f.all[i].pid, &p) || rests_in_threads(f.all[i].pid, &p)) continue;
         kill(f.all[i].pid, SIGSTOP);
         moving = true;
     }

@@ -14,8 +14,10 @@
 #define COPIED_UP (IN_CREATE | IN_MOVED_TO)
 #define LISTING (IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO)
 
-struct head { uint32_t folders, links; bool tired; double at; }; /* at 0: of no save. tired: the kernel gives us no more watches */
-struct line { int32_t wd[2]; uint32_t n; };                      /* a path follows */
+#define MOST_TEXT (16u << 20) /* of the folders and links that are noted: we are not in the box's cgroup */
+
+struct head { uint32_t folders, links, held; bool tired, too_many; double at; }; /* at 0: of no save. tired: there are no more watches, or too many paths */
+struct line { union { int32_t wd[2]; uint64_t ino; }; uint32_t n; };                          /* a path follows */
 
 static int events = -1, notes = -1; /* pid 1's */
 static struct head head;
@@ -134,7 +136,7 @@ static void take_event(const struct inotify_event *e) {
     if (!e->len) return;
     size_t n = strnlen(e->name, e->len);
     bool came = e->mask & (IN_CREATE | IN_MOVED_TO);
-    if (!(e->mask & IN_ISDIR)) track_touch(f, e->name, n, !copied_up && e->mask & ~(uint32_t)IN_CLOSE_WRITE ? TOUCH_SURE : 0);
+    if (!(e->mask & IN_ISDIR)) track_touch(f, e->name, n, !copied_up && (saving.memory || e->mask & ~(uint32_t)IN_CLOSE_WRITE) ? TOUCH_SURE : 0);
     else if (e->mask & LISTING) track_touch(f, e->name, n, TOUCH_SURE | (came ? TOUCH_CAME : 0)); /* its own watch tells of its mode */
 }
 
@@ -172,42 +174,54 @@ struct touch *track_touches(size_t *n) {
 struct folder *track_folders(size_t *n) { return *n = nnoted, folders; }
 const struct path *track_links(size_t *n) { return *n = nlinks, links; }
 
-/* A hostile program cannot reach what pid 1 wrote, so it is as we left it. */
-static bool read_notes(void) {
+/* A hostile program cannot reach what pid 1 wrote, so it is as we left it. What was mapped then is looked at in any case. */
+static bool read_notes(bool known) {
     off_t size = lseek(notes, 0, SEEK_END);
     cleanup_free char *all = size > 0 ? malloc((size_t)size) : NULL;
     if (!all || pread(notes, all, (size_t)size, 0) != size) return false;
     const char *p = all + sizeof head;
-    for (uint32_t i = 0; i < head.folders + head.links; i++) {
+    for (uint32_t i = 0; i < head.folders + head.links + head.held; i++) {
         struct line l;
         memcpy(&l, p, sizeof l);
-        struct path path = keep_text(p + sizeof l, l.n);
-        if (i < head.folders) add_folder(l.wd, path);
-        else add_link(path);
+        const char *path = p + sizeof l;
+        if (i >= head.folders + head.links) held_was_mapped(path, l.n, (ino_t)l.ino);
+        else if (known && i < head.folders) add_folder(l.wd, keep_text(path, l.n));
+        else if (known) add_link(keep_text(path, l.n));
         p += sizeof l + l.n;
     }
     nnoted = nfolders;
-    return index_watches();
+    return known && index_watches();
 }
 
 bool track_begin(double since) {
     if (events < 0 || notes < 0 || pread(notes, &head, sizeof head, 0) != sizeof head) return track_let_go(), false;
     double off = head.at - since;
     bool known = !head.tired && head.at > 0 && off < 2e-6 && off > -2e-6;
-    pwrite(notes, &(struct head){.tired = head.tired}, sizeof head, 0); /* until we have told all: should we fail, they know nothing */
-    return take_events(known && read_notes());
+    struct head failed = head;
+    failed.at = 0; /* until we have told all */
+    (void)!pwrite(notes, &failed, sizeof failed, 0);
+    known = take_events(read_notes(known));
+    bool unheard = saving.memory && !known && !head.tired; /* what was mapped and let go: no times tell of it, and the event is lost */
+    bool all = unheard || head.too_many || held_too_many();
+    if (all) saving.since = 0;
+    return known && !all;
 }
 
 void track_forget_all(void) {
     nfolders = nnoted = nlinks = ntouches = text.n = 0;
 }
 
-void track_link(const char *path, size_t n) {
-    if (track_is_on()) add_link(keep_text(path, n));
-}
-
 void track_drop_link(size_t i) { links[i] = links[--nlinks]; }
 void track_give_up(void) { head.tired = true; }
+
+static bool has_room(void) {
+    if (text.n > MOST_TEXT) track_give_up();
+    return text.n <= MOST_TEXT;
+}
+
+void track_link(const char *path, size_t n) {
+    if (track_is_on() && has_room()) add_link(keep_text(path, n));
+}
 
 static int watch(int fd, uint32_t mask) {
     char path[40];
@@ -216,16 +230,26 @@ static int watch(int fd, uint32_t mask) {
 }
 
 void track_folder(const char *path, size_t n, int fd, int shown) {
-    if (!track_is_on()) return;
+    if (!track_is_on() || !has_room()) return;
     int wd[2] = {shown < 0 && n ? watch(fd, SEEN) : shown >= 0 ? watch(shown, SEEN) : 0, shown >= 0 || !n ? watch(fd, COPIED_UP) : 0};
     if (wd[0] < 0 || wd[1] < 0) track_give_up();
     else add_folder(wd, keep_text(path, n));
 }
 
-static void add_line(struct buf *b, const int wd[2], struct path p) {
-    struct line l = {{wd ? wd[0] : 0, wd ? wd[1] : 0}, p.n};
-    buf_add(b, &l, sizeof l);
-    buf_add(b, text.p + p.at, p.n);
+static void add_line(struct buf *b, const struct line *l, const char *path) {
+    buf_add(b, l, sizeof *l);
+    buf_add(b, path, l->n);
+}
+
+static void add_held(struct buf *b, struct head *h) {
+    const char *path;
+    ino_t ino;
+    bool mapped;
+    for (size_t i = 0; held_next(&i, &path, &ino, &mapped);) {
+        if (!mapped) continue;
+        add_line(b, &(struct line){.ino = ino, .n = (uint32_t)strlen(path)}, path);
+        h->held++;
+    }
 }
 
 /* What is there from now on. Should this save not become a part of the row after all, the next names another one's time. */
@@ -235,16 +259,18 @@ void track_end(double at) {
     for (size_t i = 0; head.tired && i < nfolders; i++)
         for (int k = 0; k < 2; k++)
             if (folders[i].wd[k] > 0) inotify_rm_watch(events, folders[i].wd[k]);
-    struct head h = {.tired = head.tired, .at = head.tired || at == head.at ? 0 : at, .links = (uint32_t)nlinks}; /* two within a tick are not told apart */
+    struct head h = {.tired = head.tired, .too_many = held_too_many(), .at = head.tired || at == head.at ? 0 : at}; /* two within a tick are not told apart */
     buf_add(&b, &h, sizeof h);
     if (nfolders > nnoted) qsort(folders + nnoted, nfolders - nnoted, sizeof *folders, by_path);
     for (size_t old = 0, new = nnoted; !head.tired && (old < nnoted || new < nfolders);) {
         struct folder *f = new == nfolders || (old < nnoted && by_path(&folders[old], &folders[new]) < 0) ? &folders[old++] : &folders[new++];
         if (f->gone) continue;
-        add_line(&b, f->wd, f->path);
+        add_line(&b, &(struct line){.wd = {f->wd[0], f->wd[1]}, .n = f->path.n}, text.p + f->path.at);
         h.folders++;
     }
-    for (size_t i = 0; i < nlinks; i++) add_line(&b, NULL, links[i]);
+    for (; !head.tired && h.links < nlinks; h.links++) add_line(&b, &(struct line){.n = links[h.links].n}, text.p + links[h.links].at);
+    add_held(&b, &h);
     memcpy(b.p, &h, sizeof h);
-    if (ftruncate(notes, 0) || pwrite(notes, b.p, b.n, 0) != (ssize_t)b.n) (void)!ftruncate(notes, 0);
+    bool ok = !ftruncate(notes, 0) && pwrite(notes, b.p + sizeof h, b.n - sizeof h, sizeof h) == (ssize_t)(b.n - sizeof h);
+    if (!ok || pwrite(notes, b.p, sizeof h, 0) != sizeof h) (void)!ftruncate(notes, 0); /* the head last: we may be killed */
 }

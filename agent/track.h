@@ -28,10 +28,14 @@ void track_end(double at);
 
 /* held.c: files that programs have open to write to, or mapped; their paths are relative to the disk */
 void held_look(void);                       /* while we may look at processes */
+bool held_too_many(void);                   /* to know which: everything is told, now and the next time */
 void held_mark(void);                       /* and so that the next change to one shows in its times; where none does, it is `unmarked` */
+void held_unmark(ino_t ino);
 bool held_unmarked(const struct stat *st);
 bool held_lost(const struct stat *st);      /* somebody may write to it under a name that it no longer has: that is no event */
-void held_each(void fn(const char *path, bool changes)); /* changes: perhaps without a word */
+bool held_next(size_t *i, const char **path, ino_t *ino, bool *mapped); /* ino: 0 if it is marked */
+void held_was_mapped(const char *path, size_t n, ino_t ino); /* at the save before */
+void held_found(int fd, const struct stat *st); /* one that is told: it may be one of which no more than the inode is known */
 
 /* save.c */
 struct saving {
@@ -40,6 +44,7 @@ struct saving {
     double since;        /* what has not changed since then is told, but not its content */
     bool brief;          /* nor is it told at all, in a folder that has not changed either */
     bool upper;          /* what is read is the upper folder of an overlay */
+    bool memory;         /* the disk is: what is written through a mapping touches no times there */
     dev_t device;        /* of the folder that is walked: a volume is another, and no part of it */
     uint64_t changed;
 };

@@ -23,6 +23,7 @@ NAMES = (
     "steps",
     "step_trees",
     "step_watch",
+    "step_held",
     "volumes",
     "kept",
     "users",

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from capsule.providers.local.provider import LocalProvider
-from capsule.service import Service
+from capsule.service import ExecCall, Service
 from tests.unit.test_service_real import folder, serving
-from tests.unit.test_snapshots_real import sh
 from tests.unit.test_steps_real import stepping
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -21,14 +20,44 @@ __all__ = ["folder"]
 SEEDS = [int(seed) for seed in os.environ.get("CAPSULE_TREE_SEEDS", "1 2").split()]
 NAMES = ("a", "b", "c")
 PAUSE = "sleep 0.02\n"  # what is written within a tick of the clock before a step is told again
+# What no program of a shell does: renames that exchange, or leave a whiteout (Python has no
+# renameat2), files that had no name, attributes.
+HELPER = r"""
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+what, *paths = sys.argv[1:]
+if what in ("swap", "whiteout"):
+    old, new = (os.fsencode(path) for path in paths)
+    libc.renameat2(-100, old, -100, new, 2 if what == "swap" else 4)
+elif what == "nameless":
+    fd = os.open(os.path.dirname(paths[0]) or ".", os.O_TMPFILE | os.O_RDWR, 0o644)
+    os.write(fd, os.fsencode(paths[1]))
+    libc.linkat(-100, b"/proc/self/fd/%d" % fd, -100, os.fsencode(paths[0]), 0x400)
+elif what == "hole":
+    fd = os.open(paths[0], os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    os.pwrite(fd, os.fsencode(paths[1]) * 9000, 5000)
+    libc.fallocate(fd, 3, ctypes.c_long(4096), ctypes.c_long(4096))
+elif what == "note":
+    os.setxattr(paths[0], "user.note", os.fsencode(paths[1]), follow_symlinks=False)
+elif what == "forget":
+    os.removexattr(paths[0], "user.note", follow_symlinks=False)
+else:
+    for top, _, names in os.walk(b"."):
+        for name in names:
+            path = os.path.join(top, name)
+            if os.path.isfile(path) and not os.path.islink(path):
+                noted = os.listxattr(path)
+                noted and print(path, [(key, os.getxattr(path, key)) for key in sorted(noted)])
+"""
 # Names, kinds, modes, times, targets; which names are one file (not how many it has: a step's file
-# may be another step's as well); contents.
+# may be another step's as well); contents; attributes of files. Root sees what its user hides.
 LISTING = r"""
 cd /workspace
-find . ! -type p -printf '%P %y %m %T@ %l\n' | sort
+find . /tmp/kept ! -type p ! -type c -printf '%p %y %m %T@ %l\n' | sort
 find . -type f -printf '%i %P\n' | sort -k 2 |
     awk '$1 in first { print $2, first[$1]; next } { first[$1] = $2 }'
-find . -type f -exec sha1sum {} + | sort
+find . /tmp/kept -type f -exec sha1sum {} + | sort
+python3 /tmp/do list | sort
 """
 # `p` and `q` are paths, `n` a number that was not used before.
 CHANGES = (
@@ -52,9 +81,25 @@ CHANGES = (
     "cp -a {p} {q}",
     "touch {p}",
     "rm -rf {p}; mkfifo {p}",
+    "python3 /tmp/do swap {p} {q}",
+    "python3 /tmp/do swap {p} {q}",
+    "python3 /tmp/do whiteout {p} {q}",
+    "rm -rf {p}; python3 /tmp/do nameless {p} {n}",
+    "python3 /tmp/do hole {p} {n}",
+    "python3 /tmp/do note {p} {n}",
+    "python3 /tmp/do forget {p}",
+    "chmod 0 {p}",
+    "mkdir -p {p}; echo {n} > {p}/a; chmod 0 {p}",
+    "rm -rf /tmp/kept/{n}; mv {p} /tmp/kept/{n}",
+    "mv /tmp/kept/* {q}",
+    "rm -rf /tmp/kept/*",
+    "chmod 7{m} /workspace /tmp/kept",
+    "truncate -s 1000000 {p}",
 )
 
 
+DEEP = "/".join(["x"] * 150)
+ODD = r'"$(printf "\377\n\\\\012 x")"'  # no text, and more than a line
 # One after the other, each with a step of its own.
 TURNS = (
     "mkdir -p p/s/deep q; for f in p/x p/s/x p/s/deep/x q/x; do echo $f > $f; done; ln -s x p/l",
@@ -73,7 +118,26 @@ TURNS = (
     "rm q/q/fifo; echo no pipe > q/q/fifo",
     "rm -r p q",
     "mkdir p; echo again > p/x",
+    f"mkdir -p {DEEP}; echo deep > {DEEP}/x; mkdir {ODD}; echo odd > {ODD}/{ODD}",
+    f"echo more >> {DEEP}/x; echo more >> {ODD}/{ODD}",
+    f"mv {DEEP} o; mv {ODD}/{ODD} p/{ODD}",
+    f"echo more >> o/x; chmod 0 p o {ODD}",
+    f"chmod 755 p; echo {'n' * 250} | tee p/x > p/{'n' * 255}; rmdir {ODD}; echo file > {ODD}",
+    "for i in $(seq 15); do d=$(printf '%0250d' $i); mkdir $d; cd $d; done; echo x > $d",
+    "for i in $(seq 15); do d=$(printf '%0250d' $i); cd $d; done; echo more >> $d; echo y > y",
+    "for i in $(seq 15); do d=$(printf '%0250d' $i); cd $d; done; rm $d; chmod 700 ../$d",
 )
+
+
+async def as_root(service: Service, id: str, text: str) -> str:
+    done = await service.exec(id, ExecCall(("sh", "-c", text), user="root"))
+    assert done.exit.exit_code == 0, done.stderr.decode()
+    return done.stdout.decode(errors="backslashreplace")
+
+
+async def beginning(service: Service) -> str:
+    put = f"cat > /tmp/do <<'END'\n{HELPER}END\nmkdir -m 777 /tmp/kept; sleep 0.02"
+    return await stepping(service, put, template="python")
 
 
 class Trees:
@@ -89,12 +153,16 @@ class Trees:
     async def change(self) -> None:
         pick = self._random
         done = "\n".join(self._one() for _ in range(pick.randint(1, 3)))
-        await self.do(done, *(pick.choice(("", PAUSE)) for _ in range(2)))
+        user = pick.choice((None, "root"))
+        await self.do(done, *(pick.choice(("", PAUSE)) for _ in range(2)), user=user)
 
-    async def do(self, done: str, before: str = "", after: str = PAUSE) -> None:
-        script = f"{before}(\n{done}\n) 2>/dev/null\n{LISTING}\n{after}"
-        tree = await sh(self._service, self._id, script)
-        self.seen[self._service.steps.list(self._id)[-1].number] = (done, tree)
+    async def do(
+        self, done: str, before: str = "", after: str = PAUSE, *, user: str | None = None
+    ) -> None:
+        script = f"{before}cd /workspace; (\n{done}\n) 2>/dev/null\n{after}"
+        await self._service.exec(self._id, ExecCall(("sh", "-c", script), user=user))
+        number = self._service.steps.list(self._id)[-1].number
+        self.seen[number] = (done, await self._tree(self._id))
 
     async def check(self, number: int) -> None:
         (other,) = await self._service.fork(self._id, 1, at=number)
@@ -111,7 +179,7 @@ class Trees:
         self.seen[latest] = ("", self.seen[number][1])
 
     async def _tree(self, id: str) -> str:
-        return await sh(self._service, id, LISTING)
+        return await as_root(self._service, id, LISTING)
 
     def _one(self) -> str:
         self._count += 1
@@ -128,8 +196,8 @@ class Trees:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_every_step_shows_the_tree_that_was_there(folder: Path, seed: int) -> None:
-    async with serving(folder) as service:
-        id = await stepping(service)
+    async with serving(folder, disk_backing="memory" if seed % 2 else "auto") as service:
+        id = await beginning(service)
         trees = Trees(service, id, seed)
         pick = random.Random(seed)
         for length in (22, 8, 8):  # the first: until a step has all files again
@@ -149,7 +217,7 @@ async def test_the_same_over_as_many_layers_as_there_may_be(
     """Then a box tells its files together with those that it began from."""
     monkeypatch.setattr(LocalProvider, "max_layers", 4)
     async with serving(folder) as service:
-        trees = Trees(service, await stepping(service), seed)
+        trees = Trees(service, await beginning(service), seed)
         for _ in range(3):
             for _ in range(6):
                 await trees.change()
@@ -160,13 +228,13 @@ async def test_the_same_over_as_many_layers_as_there_may_be(
 
 async def test_what_takes_the_place_of_something_else(folder: Path) -> None:
     async with serving(folder) as service:
-        id = await stepping(service)
+        id = await beginning(service)
         trees = Trees(service, id, 0)
         for turn in TURNS:
             await trees.do(turn)
         for number in trees.seen:
             await trees.check(number)
-        await trees.undo(1)
+        await trees.undo(2)
         for turn in TURNS[1:]:  # over a layer
             await trees.do(turn)
         for number in trees.seen:

@@ -11,10 +11,10 @@ import pytest
 from capsule.errors import CapsuleError
 from capsule.providers.local.layer_delta import LayerDelta
 from capsule.providers.local.layers import Parser
-from capsule.service import ExecCall, Service, VolumeWish
+from capsule.service import CreateRequest, ExecCall, Service, VolumeWish
 from tests.support import backends, eventually
 from tests.unit.test_service_real import folder, serving
-from tests.unit.test_snapshots_real import sh
+from tests.unit.test_snapshots_real import make, sh
 from tests.unit.test_steps_real import changes, stepping
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -93,13 +93,16 @@ async def test_only_what_changed_is_told(folder: Path, told: Told) -> None:
         id = await stepping(service, f"{TREE}; sleep 0.05")
         if not watches(folder):
             pytest.skip("agents in containers look at every file")
+        d7_f8 = ["e workspace", "e workspace/d7", "f workspace/d7/f8"]
+        # Opened to write, and not written to; in memory no times tell whether it was mapped.
+        unwritten = [] if backends.of(folder).sized else d7_f8
         for command, entries in (
             ("echo new > d7/f7", ["e workspace", "e workspace/d7", "f workspace/d7/f7"]),
             ("rm d8/f1", ["e workspace", "p workspace/d8", "g workspace/d8/f1"]),
             ("chmod 700 d9", ["e workspace", "p workspace/d9"]),
             (": > /tmp/t", ["p tmp", "f tmp/t"]),
-            ("exec 3<>d7/f8; read line <&3", []),  # opened to write, and not written to
-            ("truncate -s 0 d7/f8", ["e workspace", "e workspace/d7", "f workspace/d7/f8"]),
+            ("exec 3<>d7/f8; read line <&3", unwritten),
+            ("truncate -s 0 d7/f8", d7_f8),
             ("mv d20 d21", ["p workspace", "g workspace/d20", "d workspace/d21"]),
         ):
             told.clear()
@@ -258,3 +261,62 @@ async def test_a_volume_in_the_workspace_is_no_part_of_a_step(folder: Path) -> N
         assert await changes(service, id, 2, 3) == ["modified /workspace/d1/f1"]
         await service.delete(id)
         await service.volumes.delete("data")
+
+
+async def test_a_volume_over_layers_is_no_part_of_a_step(folder: Path) -> None:
+    """Its place is in the upper folder, where programs see the volume."""
+    async with serving(folder) as service:
+        await service.snapshots.make(await make(service, TREE), "plain", {})
+        await service.volumes.create("data")
+        mounts = (VolumeWish("data", "/workspace/data"),)
+        request = CreateRequest(snapshot="plain", checkpoint="each", volumes=mounts)
+        id = (await service.create(request)).id
+        for command in (
+            "echo 1 > d1/f1; sleep 0.05",
+            "echo 2 > data/y",
+            "rm data/y; echo 3 > d2/f2",
+        ):
+            await sh(service, id, command)
+        steps = service.steps.list(id)
+        assert steps[2].layers == steps[1].layers, "nothing changed, but in the volume"
+        assert await changes(service, id, 2, 3) == ["modified /workspace/d2/f2"]
+        await service.delete(id)
+        await service.volumes.delete("data")
+
+
+async def test_a_step_has_the_size_of_what_there_is(folder: Path) -> None:
+    """Whether it is told as a part, or every file is looked at; holes are nothing."""
+    async with serving(folder) as service:
+        id = await stepping(
+            service,
+            "head -c 500000 /dev/zero | tr '\\0' . > big; truncate -s 200M sparse; sleep 0.05",
+            "echo 1 > small; sleep 0.05",
+            "truncate -s 300M sparse; sleep 0.05",
+            "mkdir d; mv sparse big d; sleep 0.05",
+            "ln small other; sleep 0.05",  # every file is looked at
+            "rm -r d",
+        )
+        sizes = [step.size for step in service.steps.list(id)[1:]]
+        assert sizes == [500_000, 500_002, 500_002, 500_002, 500_002, 2]
+
+
+async def test_more_paths_than_are_noted(folder: Path, told: Told) -> None:
+    """The worker is not in the box's cgroup: names of files, of which there may be any number, are
+    not to fill the machine's memory."""
+    many = """
+import os
+os.mkdir("x")
+for i in range(14):
+    os.chdir(max(os.listdir(".")))
+    os.mkdir("n" * 250)
+os.chdir("n" * 250)
+open("file", "w").write("1")
+for i in range(5000):
+    os.link("file", f"{i:0200}")
+"""
+    async with serving(folder) as service:
+        id = await stepping(service, f"python3 -c '{many}'; sleep 0.05", template="python")
+        for command in ("echo 1 > a; sleep 0.05", "echo 2 > b"):
+            await sh(service, id, command)
+        assert told.parts == 0
+        await check(service, id, 3, "cat a b; find . -links 5001 | wc -l", "1\n2\n5001\n")

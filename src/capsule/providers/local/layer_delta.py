@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from capsule.errors import InvalidError, TooLargeError
-from capsule.providers.local.layer_folder import MAX_ENTRIES, LayerFolder, split
+from capsule.providers.local.layer_folder import MAX_ENTRIES, LayerFolder, content_of, split
 from capsule.providers.local.tarball import shown
 from capsule.providers.local.unpack import is_opaque
 
@@ -228,7 +228,7 @@ class _Below:
         """Of its content, or of all that is in it."""
         info = self.find(path)
         if info is None or not stat.S_ISDIR(info.st_mode):
-            return info.st_size if info is not None and stat.S_ISREG(info.st_mode) else 0
+            return content_of(info) if info is not None and stat.S_ISREG(info.st_mode) else 0
         total, waiting = 0, [path]
         while waiting:
             folder = waiting.pop()
@@ -238,7 +238,7 @@ class _Below:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(folder + b"/" + name)
                     elif entry.is_file(follow_symlinks=False):
-                        total += entry.stat(follow_symlinks=False).st_size
+                        total += content_of(entry.stat(follow_symlinks=False))
             finally:
                 _close(parts)
         return total

@@ -172,7 +172,7 @@ class LayerFolder:
         if found is None or not stat.S_ISREG(found.info.st_mode):
             raise InvalidError(f"the layer before has no such file: {shown(path)}")
         _link(parts[-1], found.folder, path, parent)
-        self.taken += found.info.st_size
+        self.taken += content_of(found.info)
 
     def take(self, path: bytes, folder: int) -> None:
         """The file, link or deletion of the same name that an open folder of another layer has,
@@ -181,7 +181,7 @@ class LayerFolder:
         info = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
         _link(parts[-1], folder, path, self._enter(parts[:-1]))
         if stat.S_ISREG(info.st_mode) and info.st_ino not in self._several:
-            self.taken += info.st_size
+            self.taken += content_of(info)
             if info.st_nlink > 1:  # of any layer: it may come again
                 self._several.add(info.st_ino)
 
@@ -263,6 +263,11 @@ class LayerFolder:
             hint="remove files in the sandbox, or raise the server's max_snapshot",
             limit=self._most,
         )
+
+
+def content_of(info: os.stat_result) -> int:
+    """Bytes of a file without its holes, which a layer does not count when it writes one."""
+    return min(info.st_size, info.st_blocks * 512)
 
 
 def split(path: bytes) -> Parts:
