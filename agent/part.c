@@ -205,6 +205,7 @@ bool part_save(void) {
     if (!ok) return unmark_touched(touches, n), false;
     set_path("", NULL);
     save_entry('o', &(struct stat){0}, "", 0);
+    saving.part_since = saving.since;
     saving.since = 0; /* what is told from here on has changed, or come */
     saving.brief = false;
     tell_all(touches, n);

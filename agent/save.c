@@ -162,9 +162,8 @@ static void put_content(int fd, off_t size) {
     put_number(0, 4);
 }
 
-bool save_changed(const struct stat *st) {
-    return (double)st->st_ctim.tv_sec + (double)st->st_ctim.tv_nsec / 1e9 >= saving.since || held_unmarked(st);
-}
+static bool is_older(const struct stat *st, double time) { return (double)st->st_ctim.tv_sec + (double)st->st_ctim.tv_nsec / 1e9 < time; }
+bool save_changed(const struct stat *st) { return !is_older(st, saving.since) || held_unmarked(st); }
 
 /* Nobody moves, but a folder that was noted may have become something else. */
 int save_open(const char *path, int flags) {
@@ -196,11 +195,13 @@ static bool open_shown(int *shown) {
     return false;
 }
 
-void save_watch(int fd) {
+size_t save_watch(int fd) {
     cleanup_fd int shown = -1;
-    if (!track_is_on()) return;
-    if (saving.upper && saving.path.n && !open_shown(&shown)) return track_give_up();
-    track_folder(saving.path.p, saving.path.n, fd, shown);
+    size_t n;
+    if (!track_is_on()) return 0;
+    if (saving.upper && saving.path.n && !open_shown(&shown)) return track_give_up(), 0;
+    const struct folder *noted = track_folder(saving.path.p, saving.path.n, fd, shown);
+    return noted ? (size_t)(noted - track_folders(&n)) + 1 : 0;
 }
 
 /* What programs have noted on a file: a length (1), the name, a length (2), the value, for each of its `user.` attributes. Not an
@@ -225,10 +226,23 @@ static size_t attributes_of(int fd, char *to, size_t most) {
     return n;
 }
 
+/* One that came with its folder, which does not touch its times. */
+static bool put_moved(const char *name, const struct stat *st) {
+    char old[PATH_MAX];
+    size_t n;
+    if (!saving.was || st->st_nlink > 1 || !is_older(st, saving.part_since) || held_unmarked(st) || track_touched(saving.was - 1, name)) return false;
+    struct path folder = track_folders(&n)[saving.was - 1].path;
+    n = (size_t)snprintf(old, sizeof old, "%.*s/%s", (int)folder.n, track_text(folder), name);
+    if (n >= sizeof old) return false;
+    save_entry('m', st, old, n);
+    return true;
+}
+
 static void put_file(int dir, const char *name, const struct stat *st) {
     const char *first = st->st_nlink > 1 ? known_as(st->st_dev, st->st_ino) : NULL;
     if (first) return save_entry('h', st, first, strlen(first));
     if (!save_changed(st)) return save_entry('u', st, "", 0);
+    if (put_moved(name, st)) return;
     cleanup_fd int fd = open_own(dir, name, st, O_RDONLY | O_NONBLOCK);
     if (fd < 0) save_give_up(errno, NULL, NULL);
     held_found(fd, st);
@@ -251,10 +265,12 @@ static void enter_folder(int dir, const char *name, const struct stat *st, int d
     int before = nlent, fd = open_own(dir, name, st, O_RDONLY | O_DIRECTORY);
     if (fd < 0) save_give_up(errno, NULL, NULL);
     save_entry(save_opaque(fd) ? (same ? 'E' : 'D') : (same ? 'e' : 'd'), st, "", 0);
-    save_watch(fd);
+    size_t above = saving.was;
+    saving.was = save_watch(fd);
     int walked = nlent > before ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : fd;
     if (walked < 0) save_give_up(errno, NULL, NULL);
     put_folder(walked, depth + 1, same);
+    saving.was = above;
     if (nlent > before) {
         nlent--;
         fchmod(fd, lent[nlent].mode);

@@ -171,6 +171,20 @@ struct touch *track_touches(size_t *n) {
     return touches;
 }
 
+/* Once they are in order. */
+bool track_touched(size_t folder, const char *name) {
+    size_t low = 0, high = ntouches, n = strlen(name);
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        const struct touch *t = &touches[mid];
+        int order = t->folder != folder ? (t->folder < folder ? -1 : 1) : compare_paths(text.p + t->name.at, t->name.n, name, n);
+        if (!order) return true;
+        if (order < 0) low = mid + 1;
+        else high = mid;
+    }
+    return false;
+}
+
 struct folder *track_folders(size_t *n) { return *n = nnoted, folders; }
 const struct path *track_links(size_t *n) { return *n = nlinks, links; }
 
@@ -229,11 +243,13 @@ static int watch(int fd, uint32_t mask) {
     return inotify_add_watch(events, path, mask | IN_ONLYDIR | IN_EXCL_UNLINK);
 }
 
-void track_folder(const char *path, size_t n, int fd, int shown) {
-    if (!track_is_on() || !has_room()) return;
+const struct folder *track_folder(const char *path, size_t n, int fd, int shown) {
+    if (!track_is_on() || !has_room()) return NULL;
     int wd[2] = {shown < 0 && n ? watch(fd, SEEN) : shown >= 0 ? watch(shown, SEEN) : 0, shown >= 0 || !n ? watch(fd, COPIED_UP) : 0};
-    if (wd[0] < 0 || wd[1] < 0) track_give_up();
-    else add_folder(wd, keep_text(path, n));
+    if (wd[0] < 0 || wd[1] < 0) return track_give_up(), NULL;
+    add_folder(wd, keep_text(path, n));
+    size_t place = nnoted && wd[0] ? place_of(wd[0]) : 0;
+    return nnoted && wd[0] && places[place].wd ? &folders[places[place].at / 2] : NULL;
 }
 
 static void add_line(struct buf *b, const struct line *l, const char *path) {

@@ -18,10 +18,11 @@ struct folder *track_find(const char *path, size_t n);
 void track_forget(const char *path, size_t n); /* the folder, and those in it */
 void track_touch(struct folder *f, const char *name, size_t n, unsigned how);
 struct touch *track_touches(size_t *n);     /* by path */
+bool track_touched(size_t folder, const char *name);
 struct folder *track_folders(size_t *n);    /* that were noted, by path */
 const struct path *track_links(size_t *n);  /* files with further names, or that are `held_lost` */
 void track_drop_link(size_t i);             /* the last one takes its place */
-void track_folder(const char *path, size_t n, int fd, int shown); /* shown: as programs see it, if that is another; -1: it is not */
+const struct folder *track_folder(const char *path, size_t n, int fd, int shown); /* as which it was noted, if it was; shown: as programs see it, if that is another; -1: it is not */
 void track_link(const char *path, size_t n);
 void track_give_up(void);                    /* nothing is noted for this box any more */
 void track_end(double at);
@@ -45,6 +46,8 @@ struct saving {
     bool brief;          /* nor is it told at all, in a folder that has not changed either */
     bool upper;          /* what is read is the upper folder of an overlay */
     bool memory;         /* the disk is: what is written through a mapping touches no times there */
+    double part_since;   /* of a part, of which all that is told has changed or come: since then */
+    size_t was;          /* as which the folder was noted that has come, and is being told; 0: as none, else one more */
     dev_t device;        /* of the folder that is walked: a volume is another, and no part of it */
     uint64_t changed;
 };
@@ -54,7 +57,7 @@ void save_one(int dir, const char *name, int depth, bool same);
 bool save_changed(const struct stat *st);
 bool save_opaque(int fd);
 void save_give_up(int err, const char *code, const char *message);
-void save_watch(int fd);                    /* the folder at saving.path, from now on */
+size_t save_watch(int fd);                  /* the folder at saving.path, from now on; what it `was` */
 int save_open(const char *path, int flags); /* relative to the disk; follows nothing */
 /* part.c */
 bool part_save(void);                       /* what changed, and nothing else; false: nothing was told */

@@ -107,9 +107,28 @@ async def test_only_what_changed_is_told(folder: Path, told: Told) -> None:
         ):
             told.clear()
             await sh(service, id, command)
-            seen = [each for each in told.entries if not each.startswith("f workspace/d21/")]
+            seen = [each for each in told.entries if not each.startswith("m workspace/d21/")]
             assert seen == entries, command
         assert told.parts == 1, "all of them were parts"
+
+
+async def test_a_folder_that_was_moved_is_not_copied(folder: Path, told: Told) -> None:
+    async with serving(folder) as service:
+        some = f"{TREE}; head -c 2000000 /dev/urandom > d1/large; mkdir d1/in; echo 0 > d1/in/x"
+        id = await stepping(service, f"{some}; sleep 0.05")
+        told.clear()
+        await sh(service, id, "echo 1 > d1/f1; mkdir n; mv d1 n/m; echo 2 > n/m/f2; rm n/m/f3")
+        await sh(service, id, "mv n/m/in d2; mv n/m d1; rmdir n; echo 3 > d1/f4")
+        steps = service.steps.list(id)
+        if watches(folder):
+            assert max(step.copied for step in steps[2:]) < 100, "nothing but what was written"
+            assert "m workspace/n/m/large" in told.entries
+            assert "f workspace/n/m/f1" in told.entries
+        assert (steps[2].size, steps[3].size) == (steps[1].size - 8, steps[1].size - 10)  # type: ignore[operator]
+        look = "cd n/m 2> /dev/null || cd d1; cat f1 f2 f4 $(ls -d in/x ../d2/in/x 2> /dev/null)"
+        look += "; test ! -e f3; stat -c %s large"
+        await check(service, id, 2, look, "1\n2\n1 4\n0\n2000000\n")
+        await check(service, id, 3, look, "1\n2\n3\n0\n2000000\n")
 
 
 async def test_a_step_has_what_a_program_writes_through_a_mapping(folder: Path) -> None:

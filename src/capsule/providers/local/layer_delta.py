@@ -125,6 +125,16 @@ class LayerDelta:
         self._replace(path)
         self._layer.whiteout(path)
 
+    def moved(self, path: bytes, old: bytes) -> None:
+        """A file that the step before has at `old`, whose folder came here: the same."""
+        self._begin(path)
+        self._replace(path)
+        split(old)
+        folder = self._below.folder_with(old)
+        if folder is None or old.rpartition(b"/")[2] != path.rpartition(b"/")[2]:
+            raise InvalidError(f"the layer before has no such file: {shown(old)}")
+        self._layer.take(path, folder)
+
     def unchanged(self, path: bytes) -> None:
         """Something that the step before has in the same folder. gVisor does not touch the times of
         a file that gets a further name: then that is missing below."""
@@ -214,6 +224,15 @@ class _Below:
             _close(parts)
 
     def find(self, path: bytes) -> os.stat_result | None:
+        found = self._find(path)
+        return None if found is None else found[1]
+
+    def folder_with(self, path: bytes) -> int | None:
+        """The part of its folder that has this file; good until the next is looked for."""
+        found = self._find(path)
+        return found[0] if found and stat.S_ISREG(found[1].st_mode) else None
+
+    def _find(self, path: bytes) -> tuple[int, os.stat_result] | None:
         parent, _, name = path.rpartition(b"/")
         if parent != self._at:
             self.close()
@@ -221,7 +240,7 @@ class _Below:
         for fd in self._here:
             with suppress(FileNotFoundError):
                 info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                return None if stat.S_ISCHR(info.st_mode) else info
+                return None if stat.S_ISCHR(info.st_mode) else (fd, info)
         return None
 
     def size(self, path: bytes) -> int:

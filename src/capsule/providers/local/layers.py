@@ -371,6 +371,8 @@ class Parser:
                 self._layer.part_of_folder(name, mode, time, opaque=kind == b"P", inode=size)
             case b"g" if isinstance(self._layer, LayerDelta):
                 self._layer.gone(name)
+            case b"m" if isinstance(self._layer, LayerDelta):
+                self._layer.moved(name, target)
             case b"o" if isinstance(self._layer, LayerDelta):
                 self._layer.begin_part()
             case b"f":
