@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from capsule.errors import InvalidError, NotFoundError
+from capsule.model import Step
 from capsule.providers.local.layer_folder import LayerFolder
 from capsule.service import ContextRun, CreateRequest, ExecCall, RunCall, Service
 from capsule.service import steps as steps_module
@@ -254,3 +256,29 @@ async def test_a_reset_goes_back_to_the_beginning(folder: Path) -> None:
         await service.reset(id)
         assert await sh(service, id, "ls") == ""
         assert len(service.steps.list(id)) == 2
+
+
+class Walked(tuple[Step, ...]):
+    """Counts how often somebody looks at each of these steps."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Step]:
+        Walked.walks += 1
+        return super().__iter__()
+
+
+async def test_the_steps_of_a_sandbox_cost_others_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a few thousand layers a sweep held the server up for seconds: for each of them it looked
+    at every step of everybody."""
+    async with serving(folder) as service:
+        many = await stepping(service, *(f"echo {n} > a" for n in range(20)))
+        entry = service._sandboxes.find(many)
+        entry.steps = Walked(entry.steps)
+        monkeypatch.setattr(Walked, "walks", 0)
+        await stepping(service, *(f"echo {n} > a" for n in range(5)))
+        await service.snapshots.sweep()
+        assert Walked.walks <= 1
+        assert len(layers(folder)) >= 25, "and all of them are there"

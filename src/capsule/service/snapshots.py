@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
+from typing import NamedTuple
 
 import structlog
 
@@ -24,7 +25,7 @@ from capsule.errors import (
     NotFoundError,
     NotSupportedError,
 )
-from capsule.model import Layer, State
+from capsule.model import Layer, State, Step
 from capsule.providers.cleanup import finish
 from capsule.providers.contract import Box, Layered, Mark, Merging, Saved
 from capsule.service import validate
@@ -43,6 +44,14 @@ KIND = "snapshot"
 MAX_FORKS = 20
 
 
+class _Stacks(NamedTuple):
+    """What a sandbox's layers were found in, and their names."""
+
+    steps: tuple[Step, ...]
+    layers: tuple[Layer, ...]
+    names: frozenset[str]
+
+
 class Snapshots:
     def __init__(self, parts: Parts, sandboxes: Sandboxes) -> None:
         self._parts = parts
@@ -54,6 +63,7 @@ class Snapshots:
         self.check: Callable[[Snapshot], None] = _pass  # told when tenants have quotas
         self._coming: dict[str, Snapshot] = {}  # checked, and not known yet
         self._held: Counter[str] = Counter()  # layers in use that no record may have
+        self._stacks: dict[str, _Stacks] = {}  # of sandboxes with steps, as they last were
 
     async def open(self) -> None:
         """After the sandboxes were adopted: what nobody has is dropped."""
@@ -226,7 +236,7 @@ class Snapshots:
                 layers, saved = await self._save(entry, provider, name, since)
                 yield ((layers[0], *on) if saved.delta else layers), saved
         finally:
-            if name not in self._in_use():
+            if not self._has(name):
                 await finish(provider.drop(name), f"layer {name}", budget=DESTROY_BUDGET)
 
     @asynccontextmanager
@@ -245,7 +255,7 @@ class Snapshots:
                 size = min(saved.size, sum(layer.size for layer in stack[:count]))
                 yield (Layer(name, size, saved.files), *stack[count:])
         finally:
-            if name not in self._in_use():
+            if not self._has(name):
                 await finish(provider.drop(name), f"layer {name}", budget=DESTROY_BUDGET)
 
     @contextmanager
@@ -298,22 +308,42 @@ class Snapshots:
         return provider
 
     def _in_use(self) -> set[str]:
-        stacks = [each.layers for each in self._known.values()]
-        for entry in self._sandboxes.entries.values():
-            stacks += [entry.layers, *(step.layers for step in entry.steps)]
         held = {name for name, count in self._held.items() if count > 0}
-        return held.union(layer.id for stack in stacks for layer in stack)
+        kept = (layer.id for each in self._known.values() for layer in each.layers)
+        return held.union(kept, *map(self._layers_of, self._sandboxes.entries.values()))
+
+    def _has(self, layer: str) -> bool:
+        """Whether it is in use. To be asked often: it looks at few things of each sandbox."""
+        return (
+            self._held[layer] > 0
+            or any(layer in self._layers_of(each) for each in self._sandboxes.entries.values())
+            or any(layer == own.id for each in self._known.values() for own in each.layers)
+        )
+
+    def _layers_of(self, entry: Entry) -> frozenset[str]:
+        """A sandbox may have 200 steps of 16 layers each."""
+        if not entry.steps:
+            return frozenset(layer.id for layer in entry.layers)
+        found = self._stacks.get(entry.id)
+        if found is None or found.steps is not entry.steps or found.layers is not entry.layers:
+            stacks = (entry.layers, *(step.layers for step in entry.steps))
+            names = frozenset(layer.id for stack in stacks for layer in stack)
+            found = self._stacks[entry.id] = _Stacks(entry.steps, entry.layers, names)
+        return found.names
 
     async def sweep(self) -> None:
         """Drop the layers that nobody has."""
         if self._unsure:
             return
+        for gone in self._stacks.keys() - self._sandboxes.entries.keys():
+            del self._stacks[gone]
         for provider in self._parts.providers.values():
             if not isinstance(provider, Layered):
                 continue
             try:
-                for layer in await provider.kept():
-                    if layer not in self._in_use():
+                kept = await provider.kept()
+                for layer in set(kept) - self._in_use():
+                    if not self._has(layer):  # as it is now
                         await provider.drop(layer)
             except CapsuleError as error:
                 log.warning("layers not removed yet", reason=error.message)
