@@ -16,8 +16,8 @@
 
 #define MOST_TEXT (16u << 20) /* of the folders and links that are noted: we are not in the box's cgroup */
 
-struct head { uint32_t folders, links, held; bool tired, too_many; double at; }; /* at 0: of no save. tired: there are no more watches, or too many paths */
-struct line { union { int32_t wd[2]; uint64_t ino; }; uint32_t n; };                          /* a path follows */
+struct head { uint32_t folders, links, held; bool tired, too_many; double at; }; /* at 0: of no save; tired: no more watches, or too many paths */
+struct line { union { int32_t wd[2]; uint64_t ino; }; uint32_t n; };             /* a path follows */
 
 static int events = -1, notes = -1; /* pid 1's */
 static struct head head;
@@ -111,14 +111,19 @@ static size_t place_of(int wd) {
     return at;
 }
 
+static void note_place(int wd, size_t at) {
+    size_t place = place_of(wd);
+    places[place].wd = wd;
+    places[place].at = (uint32_t)at;
+}
+
 static bool index_watches(void) {
     for (nplaces = 64; nplaces < nfolders * 4;) nplaces *= 2;
     places = calloc(nplaces, sizeof *places);
-    if (!places) return false;
-    for (size_t i = 0; i < nfolders; i++)
-        for (int k = 0; k < 2; k++)
-            if (folders[i].wd[k] > 0) places[place_of(folders[i].wd[k])].wd = folders[i].wd[k], places[place_of(folders[i].wd[k])].at = (uint32_t)(i * 2 + (size_t)k);
-    return true;
+    for (size_t i = 0; places && i < nfolders; i++)
+        for (size_t k = 0; k < 2; k++)
+            if (folders[i].wd[k] > 0) note_place(folders[i].wd[k], i * 2 + k);
+    return places;
 }
 
 void track_touch(struct folder *f, const char *name, size_t n, unsigned how) {
@@ -243,13 +248,20 @@ static int watch(int fd, uint32_t mask) {
     return inotify_add_watch(events, path, mask | IN_ONLYDIR | IN_EXCL_UNLINK);
 }
 
+static const struct folder *noted_with(int wd) {
+    size_t place = nnoted && wd > 0 ? place_of(wd) : 0;
+    return nnoted && wd > 0 && places[place].wd ? &folders[places[place].at / 2] : NULL;
+}
+
+/* `fd` is the folder on the disk; over layers `shown` is the same as programs see it, else -1. The topmost of an overlay has no path,
+ * and is not watched as a folder: the disk's own appear in it. */
 const struct folder *track_folder(const char *path, size_t n, int fd, int shown) {
     if (!track_is_on() || !has_room()) return NULL;
-    int wd[2] = {shown < 0 && n ? watch(fd, SEEN) : shown >= 0 ? watch(shown, SEEN) : 0, shown >= 0 || !n ? watch(fd, COPIED_UP) : 0};
+    bool twice = shown >= 0 || !n;
+    int wd[2] = {n ? watch(shown >= 0 ? shown : fd, SEEN) : 0, twice ? watch(fd, COPIED_UP) : 0};
     if (wd[0] < 0 || wd[1] < 0) return track_give_up(), NULL;
     add_folder(wd, keep_text(path, n));
-    size_t place = nnoted && wd[0] ? place_of(wd[0]) : 0;
-    return nnoted && wd[0] && places[place].wd ? &folders[places[place].at / 2] : NULL;
+    return noted_with(wd[0]);
 }
 
 static void add_line(struct buf *b, const struct line *l, const char *path) {

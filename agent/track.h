@@ -22,7 +22,7 @@ bool track_touched(size_t folder, const char *name);
 struct folder *track_folders(size_t *n);    /* that were noted, by path */
 const struct path *track_links(size_t *n);  /* files with further names, or that are `held_lost` */
 void track_drop_link(size_t i);             /* the last one takes its place */
-const struct folder *track_folder(const char *path, size_t n, int fd, int shown); /* as which it was noted, if it was; shown: as programs see it, if that is another; -1: it is not */
+const struct folder *track_folder(const char *path, size_t n, int fd, int shown); /* as which it was noted, if it was */
 void track_link(const char *path, size_t n);
 void track_give_up(void);                    /* nothing is noted for this box any more */
 void track_end(double at);
