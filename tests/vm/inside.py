@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from capsule import agentbin
 from capsule.link.link import AgentLink
@@ -90,6 +92,43 @@ async def a_paused_box_uses_no_cpu_and_goes_on(m: Machine) -> None:
     assert (await ticking)[0] == "cancelled"
 
 
+MAPPED = """
+import mmap, os, time
+place = mmap.mmap(os.open("d/mapped", os.O_RDWR), 0)
+for word in ("one", "two"):
+    while not os.path.exists(f"go-{word}"):
+        time.sleep(0.02)
+    place[:3] = word.encode()
+    os.rename(f"go-{word}", f"gone-{word}")
+time.sleep(600)
+"""
+
+
+async def a_row_of_saves_tells_what_changed(m: Machine) -> None:
+    """By events; and what a program writes through a mapping, which is none."""
+    files = "for i in $(seq 100); do echo $i > d/$i; done; printf %09000d 0 > d/mapped"
+    await m.sh(f"mkdir d; {files}; sleep 0.1")
+    whole, at = await _saved(m, 0.0)
+    assert whole.count(b"d/") > 100, len(whole)
+    mapping = asyncio.create_task(m.sh(f"exec python3 -c {shlex.quote(MAPPED)}", 600))
+    await asyncio.sleep(0)  # it has its number
+    busy = ExecId(f"e{m.count}")
+    for word in ("one", "two"):
+        await m.sh(f"touch go-{word}; until test -e gone-{word}; do sleep 0.02; done; sleep 0.05")
+        part, at = await _saved(m, at)
+        assert part[:1] == b"o" and part.count(b"d/") == 1 and word.encode() in part, part[:2000]
+    part, at = await _saved(m, at)
+    assert part[:1] == b"o" and b"d/" not in part, part[:2000]
+    await m.link.kill(busy)
+    await mapping
+
+
+async def _saved(m: Machine, since: float) -> tuple[bytes, float]:
+    about: dict[str, Any] = {}
+    pieces = m.link.save(about, since=since, difference=since > 0, row=True)
+    return b"".join([piece async for piece in pieces]), about["at"]
+
+
 async def _count(m: Machine) -> int:
     return len((await m.sh("cat ticks 2> /dev/null"))[1])
 
@@ -112,6 +151,7 @@ CHECKS: tuple[Callable[[Machine], Awaitable[None]], ...] = (
     usage_comes_from_cgroup_2,
     the_disk_is_limited,
     a_paused_box_uses_no_cpu_and_goes_on,
+    a_row_of_saves_tells_what_changed,
 )
 
 
