@@ -174,7 +174,7 @@ bool volumes_make_points(const char *root, struct fault *f); /* for an engine, w
 void volumes_open_parents(void);                             /* in a container */
 
 /* save.c: the worker that reads all that a box has written */
-enum { SAVE_FULL = 1, SAVE_DIFFERENCE = 2, SAVE_ROW = 4 };
+enum { SAVE_FULL = 1, SAVE_DIFFERENCE = 2, SAVE_ROW = 4, SAVE_WATCH = 8 };
 void save_main(int disk, int conn, uint32_t how, double unchanged_since) __attribute__((noreturn));
 
 /* track.c: what it will need to know the next time; by pid 1 */

@@ -116,7 +116,7 @@ void save_request(struct conn *c, const struct json *request) {
         return conn_error(c, "unsupported", 0, "save", "a box without a disk of its own cannot be saved");
     c->role = ROLE_SAVE;
     c->ticket = (json_bool(request, "full", false) ? SAVE_FULL : 0) | (json_bool(request, "difference", false) ? SAVE_DIFFERENCE : 0) |
-                (json_bool(request, "row", false) ? SAVE_ROW : 0);
+                (json_bool(request, "row", false) ? SAVE_ROW : 0) | (json_bool(request, "watch", true) ? SAVE_WATCH : 0);
     c->since = json_num(request, "since", 0);
     if (keeper.saving >= 0 || keeper.freeze_look > 0) return; /* its turn comes */
     if (keeper.frozen) return begin_save(c);

@@ -203,7 +203,7 @@ static bool spawn(struct ctl *m, int *fds, int nfds) {
     if (t) box.open_files = m->port; /* for the sessions that it may ask for */
     else visit_note((int)(worker - workers), m->kind == K_SUDO ? m->rss : 0);
     if (m->kind != K_SAVE && forker_order(m, fds, nfds)) return true; /* the forker stands still when a box is saved */
-    if (m->kind == K_SAVE && m->port & SAVE_ROW) track_open();
+    if (m->kind == K_SAVE && m->port & SAVE_ROW && m->port & SAVE_WATCH) track_open();
     pid_t pid = m->kind == K_SAVE ? 0 : spare_order(m, fds, nfds);
     init_born(m, &(struct ctl){.pid = pid, .err = pid > 0 ? 0 : EAGAIN}, fds, nfds);
     forker_start();

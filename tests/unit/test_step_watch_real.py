@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from capsule.errors import CapsuleError
+from capsule.providers.local import watchers
 from capsule.providers.local.layer_delta import LayerDelta
 from capsule.providers.local.layers import Parser
+from capsule.providers.local.provider import LocalProvider
+from capsule.providers.local.watchers import Watchers, half_of_a_users
 from capsule.service import CreateRequest, ExecCall, Service, VolumeWish
 from tests.support import backends, eventually
 from tests.unit.test_service_real import folder, serving
@@ -339,3 +342,33 @@ for i in range(5000):
             await sh(service, id, command)
         assert told.parts == 0
         await check(service, id, 3, "cat a b; find . -links 5001 | wc -l", "1\n2\n5001\n")
+
+
+async def test_boxes_of_one_user_leave_him_half_of_what_watching_takes(
+    folder: Path, told: Told
+) -> None:
+    async with serving(folder) as service:
+        if not watches(folder):
+            pytest.skip("agents in containers look at every file")
+        provider = service._parts.providers["local"]
+        assert isinstance(provider, LocalProvider)
+        provider._ready().watchers = Watchers(1)
+        first = await stepping(service, f"{TREE}; sleep 0.05")
+        second = await stepping(service, f"{TREE}; sleep 0.05")
+        told.clear()
+        await sh(service, second, "echo new > d1/f1")
+        assert told.parts == 0, "it looked at everything"
+        await check(service, second, 2, "cat d1/f1 d2/f2", "new\n2 2\n")
+        await sh(service, first, "echo new > d1/f1")
+        assert told.parts == 1
+        await service.delete(first)
+        third = await stepping(service, f"{TREE}; sleep 0.05", "echo new > d1/f1")
+        assert told.parts == 2, "the place is free again"
+        await check(service, third, 2, "cat d1/f1", "new\n")
+
+
+def test_half_of_the_hosts_limit_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers, "INSTANCES", tmp_path / "instances")
+    assert half_of_a_users() == 64
+    (tmp_path / "instances").write_text("1024\n")
+    assert half_of_a_users() == 512

@@ -295,9 +295,12 @@ class AgentLink:
         since: float = 0.0,
         difference: bool = False,
         row: bool = False,
+        watch: bool = True,
     ) -> AsyncGenerator[bytes, None]:
-        """`row`: others will follow, each with the time of the one before as `since`."""
-        request = {"full": full, "since": since, "difference": difference, "row": row}
+        """`row`: others will follow, each with the time of the one before as `since`, until when
+        the agent may `watch` folders."""
+        request: dict[str, Any] = {"full": full, "since": since, "difference": difference}
+        request |= {"row": row, "watch": watch}
         return save.save(self._connect, about, request, timeout=self._timeout, idle=self._idle)
 
     async def fill(self, pieces: AsyncIterable[bytes]) -> None:

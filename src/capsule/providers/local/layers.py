@@ -93,15 +93,25 @@ class Layers:
         remove_tree(draft)
 
     async def save(
-        self, link: AgentLink, id: str, *, full: bool, most_bytes: int, since: Mark | None
+        self,
+        link: AgentLink,
+        id: str,
+        *,
+        full: bool,
+        most_bytes: int,
+        since: Mark | None,
+        watch: bool = True,
     ) -> Saved:
-        """What a box has written, as its agent tells it; see `Layered.save`. Of a layer that an
+        """What a box has written, as its agent tells it; see `Layered.save`. `watch`: the agent may
+        watch folders until the next one. Of a layer that an
         earlier server wrote nothing is taken: which folders it had is not known any more."""
         before = self._before(since)
         at = since.at if since and before else 0.0
         about: dict[str, Any] = {}
         difference = before is not None and before.delta
-        pieces = link.save(about, full=full, since=at, difference=difference, row=since is not None)
+        pieces = link.save(
+            about, full=full, since=at, difference=difference, row=since is not None, watch=watch
+        )
         saved = await self.write(
             id,
             pieces,

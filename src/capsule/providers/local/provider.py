@@ -178,6 +178,7 @@ class LocalProvider(Provider):
         await asyncio.to_thread(self._views.drop_own, handle.sandbox_id)
         if self._host is not None:
             self._host.cores.release(handle.sandbox_id)
+            self._host.watchers.release(handle.sandbox_id)
 
     async def save(
         self, box: Box, layer: str, *, full: bool, most_bytes: int, since: Mark | None = None
@@ -185,7 +186,10 @@ class LocalProvider(Provider):
         host = self._ready()
         self._require_layers(host)
         link = AgentLink(box.connect)
-        return await host.layers.save(link, layer, full=full, most_bytes=most_bytes, since=since)
+        watch = since is not None and host.watchers.admit(box.handle.sandbox_id)
+        return await host.layers.save(
+            link, layer, full=full, most_bytes=most_bytes, since=since, watch=watch
+        )
 
     async def merge(self, layer: str, stack: Sequence[str], *, count: int) -> Saved:
         return await self._ready().layers.merge(layer, stack, count=count)
@@ -401,6 +405,7 @@ class LocalProvider(Provider):
 
     async def _gone(self, host: Host, box: SandboxId, record: Mapping[str, Any]) -> None:
         host.cores.release(box)
+        host.watchers.release(box)
         await self._drop_view(box, record)
 
 
