@@ -89,6 +89,20 @@ def test_an_interrupt_ends_a_run_and_keeps_the_names(every: KernelProcess) -> No
     assert every.run("x + 1").text == "42"
 
 
+def test_an_interrupt_that_python_drops_comes_again(every: KernelProcess) -> None:
+    """It is ignored in a `__del__`, and in callbacks of weak references, of which asyncio has some;
+    but the kernel has said that the run was hit."""
+    slow = "class Slow:\n  def __del__(self):\n    print('on', flush=True)\n    while True: pass"
+    done = every.interrupted(f"{slow}\nSlow()\nimport time\ntime.sleep(60)", after="on")
+    assert (done.status, done.stderr) == ("interrupted", "")
+    assert every.run("1 + 1").text == "2"
+
+
+def test_what_else_python_ignores_is_told(kernel: KernelProcess) -> None:
+    done = kernel.run("class Bad:\n    def __del__(self): raise ValueError('bad')\nBad()\nNone")
+    assert done.status == "ok" and "ValueError: bad" in done.stderr
+
+
 def test_an_interrupt_between_runs_does_nothing(kernel: KernelProcess) -> None:
     for _ in range(3):
         kernel.signal()

@@ -53,6 +53,7 @@ class Wire:
         self.running = self.pending = False
         self.run = 0
         self.shields = 0
+        self.struck = None
         self._main = threading.get_ident()
         self._lock = threading.RLock()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -84,7 +85,21 @@ class Wire:
     def strike(self):
         """Told, so that nobody sends it again: a second one would hit what cleans up."""
         self._put(self.out, {"k": "hit", "run": self.run})
-        raise KeyboardInterrupt
+        self.struck = KeyboardInterrupt()
+        raise self.struck
+
+    def dropped(self, what):
+        """Python ignores what is raised in a `__del__`, or when a weak reference goes: then we try
+        again, a moment later and elsewhere."""
+        if self.struck is None or what.exc_value is not self.struck:
+            return sys.__unraisablehook__(what)
+        again = threading.Timer(0.01, self.strike_again, (self.run,))
+        again.daemon = True
+        again.start()
+
+    def strike_again(self, run):
+        if self.running and self.run == run:
+            os.kill(os.getpid(), signal.SIGINT)
 
     def send(self, message, fd=None):
         with self, self._lock:
@@ -580,6 +595,7 @@ class Kernel:
 
     def serve(self):
         signal.signal(signal.SIGINT, self.wire.interrupt)
+        sys.unraisablehook = self.wire.dropped
         self.hello(json.loads(self.wire.requests.readline()))
         for line in self.wire.requests:
             try:
