@@ -13,7 +13,7 @@ from capsule.providers.local import watchers
 from capsule.providers.local.layer_delta import LayerDelta
 from capsule.providers.local.layers import Parser
 from capsule.providers.local.provider import LocalProvider
-from capsule.providers.local.watchers import Watchers, half_of_a_users
+from capsule.providers.local.watchers import half_of_a_users
 from capsule.service import CreateRequest, ExecCall, Service, VolumeWish
 from tests.support import backends, eventually
 from tests.unit.test_service_real import folder, serving
@@ -352,7 +352,7 @@ async def test_boxes_of_one_user_leave_him_half_of_what_watching_takes(
             pytest.skip("agents in containers look at every file")
         provider = service._parts.providers["local"]
         assert isinstance(provider, LocalProvider)
-        provider._ready().watchers = Watchers(1)
+        provider._ready().watchers.most = 1
         first = await stepping(service, f"{TREE}; sleep 0.05")
         second = await stepping(service, f"{TREE}; sleep 0.05")
         told.clear()

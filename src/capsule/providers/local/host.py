@@ -12,7 +12,7 @@ from capsule.providers.local.probe import Facts
 from capsule.providers.local.roots import Roots
 from capsule.providers.local.settings import LocalSettings
 from capsule.providers.local.volumes import Volumes
-from capsule.providers.local.watchers import Watchers, half_of_a_users
+from capsule.providers.local.watchers import Watchers
 
 
 class Host:
@@ -21,7 +21,7 @@ class Host:
         self.facts = facts
         self.level = level
         self.cores = Cores(facts.cpus)
-        self.watchers = Watchers(None if facts.uid_ranges else half_of_a_users())
+        self.watchers = Watchers(shared=not facts.uid_ranges)
         self.disks = Disks(settings.data_dir, backing, facts.mkfs)
         self.roots = Roots(
             settings.data_dir, level, overlay=facts.can("overlay"), agent=settings.agent

@@ -325,6 +325,7 @@ class LocalProvider(Provider):
         if "snapshot" in host.features:
             host.layers.prepare()
             host.volumes.prepare()
+            host.watchers.prepare()
         plan.learn_host()
 
     async def _parts(self, host: Host, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:

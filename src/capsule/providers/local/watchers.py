@@ -14,14 +14,19 @@ USUAL = 128
 
 
 class Watchers:
-    def __init__(self, most: int | None) -> None:
-        """None: as many as there are boxes, each of which is a user of its own."""
-        self._most = most
+    def __init__(self, *, shared: bool) -> None:
+        """`shared`: else each box is a user of its own."""
+        self._shared = shared
+        self.most: int | None = None
         self._boxes: set[str] = set()
+
+    def prepare(self) -> None:
+        """Blocks."""
+        self.most = half_of_a_users() if self._shared else None
 
     def admit(self, box: str) -> bool:
         """Until it is released."""
-        if self._most is not None and box not in self._boxes and len(self._boxes) >= self._most:
+        if self.most is not None and box not in self._boxes and len(self._boxes) >= self.most:
             return False
         self._boxes.add(box)
         return True
