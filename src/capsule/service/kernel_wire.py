@@ -25,7 +25,7 @@ MAX_DEPTH = 64
 # An interrupt may come before a run has begun; a shell between two commands may lose one. So it is
 # repeated this often, until the run ends or says that it was hit.
 PRESS = 0.3
-PATIENCE = 0.1  # a kernel that is told, and says nothing, does not come to read
+PATIENCE = 0.3  # a kernel that is told, and says nothing, does not come to read
 
 _HEAD = 5  # after the marker: a flag and four hexadecimal digits
 NOTHING = msgspec.Raw()
