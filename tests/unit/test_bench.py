@@ -104,3 +104,11 @@ def test_growth_is_what_many_take_against_few() -> None:
     assert [round(each.p50, 2) for each in grown] == [1.55] * 4
     judged = [j for j in targets.judge(grown) if j.what.startswith("growth of")]
     assert [(j.written, j.holds) for j in judged] == [("MISSED (≤ 1.5)", False)] * 3
+
+
+def test_a_row_is_judged_at_the_machines_speed() -> None:
+    row = Measure("Capsule SDK: exec `true`", "exec", target=2.5, samples=[3.0])
+    assert report.verdict(row) == "MISSED (2.5)"
+    assert report.verdict(row, 1.5) == "met (2.5 × 1.50)"
+    alive = Measure("alive", "scale", unit="count", target=1000, samples=[900])
+    assert report.verdict(alive, 1.5) == "MISSED (1000)"
