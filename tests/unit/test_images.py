@@ -928,3 +928,17 @@ def test_whiteouts_can_be_made_here(tmp_path: Path) -> None:
     finally:
         os.close(fd)
     assert works, "every file system this suite knows can: if one cannot, layers are flattened"
+
+
+def test_a_deletion_is_told_from_all_else(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    os.symlink("nowhere", tmp_path / "link")
+    os.mkfifo(tmp_path / "fifo")
+    os.mknod(tmp_path / "deleted", stat.S_IFCHR, os.makedev(0, 0))
+    if os.geteuid() == 0:
+        os.mknod(tmp_path / "null", stat.S_IFCHR, os.makedev(1, 3))
+    with os.scandir(tmp_path) as entries:
+        assert [entry.name for entry in entries if unpack.is_deleted(entry)] == ["deleted"]
+    found = [path.name for path in tmp_path.iterdir() if unpack.is_deleted(path.lstat())]
+    assert found == ["deleted"]

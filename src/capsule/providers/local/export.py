@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from capsule.providers.docker_archive import END, Writer, config_name, manifest, padding
 from capsule.providers.local.image_store import Image, ImageConfig, ImageStore
 from capsule.providers.local.manifests import native
-from capsule.providers.local.unpack import is_opaque
+from capsule.providers.local.unpack import is_deleted, is_opaque
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -98,7 +98,7 @@ class _Layer:
         if stat.S_ISDIR(found.st_mode):
             self._member(path, tarfile.DIRTYPE, mode, mtime)
             return True
-        if stat.S_ISCHR(found.st_mode):
+        if is_deleted(found):
             self._member(_join(place, f".wh.{name}"), tarfile.REGTYPE, 0o644, 0)
         elif stat.S_ISLNK(found.st_mode):
             target = os.readlink(name, dir_fd=parent)

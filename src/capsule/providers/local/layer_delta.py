@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from capsule.errors import InvalidError, TooLargeError
 from capsule.providers.local.layer_folder import MAX_ENTRIES, LayerFolder, content_of, split
 from capsule.providers.local.tarball import shown
-from capsule.providers.local.unpack import is_opaque
+from capsule.providers.local.unpack import is_deleted, is_opaque
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -240,7 +240,7 @@ class _Below:
         for fd in self._here:
             with suppress(FileNotFoundError):
                 info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                return None if stat.S_ISCHR(info.st_mode) else (fd, info)
+                return None if is_deleted(info) else (fd, info)
         return None
 
     def size(self, path: bytes) -> int:
@@ -314,14 +314,8 @@ def _entries(parts: Sequence[int]) -> dict[bytes, os.DirEntry[str]]:
         with os.scandir(fd) as entries:
             for entry in entries:
                 name = os.fsencode(entry.name)
-                found.setdefault(name, None if _is_deleted(entry) else entry)
+                found.setdefault(name, None if is_deleted(entry) else entry)
     return {name: entry for name, entry in found.items() if entry is not None}
-
-
-def _is_deleted(entry: os.DirEntry[str]) -> bool:
-    if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):
-        return False
-    return stat.S_ISCHR(entry.stat(follow_symlinks=False).st_mode)
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from capsule.providers.contract import FileChange
-from capsule.providers.local.unpack import is_opaque
+from capsule.providers.local.unpack import is_deleted, is_opaque
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_FOLDER = (errno.ENOTDIR, errno.ELOOP, errno.EACCES)
+_NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
 # Where the disk's folders are in a box.
 PLACES = {
     b"workspace": b"/workspace",
@@ -58,8 +58,8 @@ class Folder:
                 info = os.stat(name, dir_fd=fd, follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if stat.S_ISCHR(info.st_mode):
-                return None  # deleted here
+            if is_deleted(info):
+                return None
             link = stat.S_ISLNK(info.st_mode)
             return Entry(info, os.readlink(name, dir_fd=fd) if link else b"")
         return None
@@ -74,7 +74,8 @@ class Folder:
         raise FileNotFoundError(name)
 
     def inside(self, name: bytes) -> Stack:
-        """The layers that have a part in a folder of this one."""
+        """The layers that have a part in a folder of this one. Raises PermissionError: a part is
+        closed to us, and may hide what is below."""
         found: list[Path] = []
         for layer, fd in self._parts:
             try:
@@ -151,10 +152,17 @@ def _differing(stacks: tuple[Stack, Stack], at: Names, place: bytes) -> list[_Fo
                 kind = ""  # a box has these folders, whether or not a layer does
             change = FileChange(path, kind, entry.kind, entry.info.st_size) if kind else None
             folder = "dir" in {each.kind for each in (was, now) if each is not None}
-            inside = (before.inside(name), after.inside(name)) if folder else None
+            inside = _inside(before, after, name) if folder else None
             if change is not None or inside is not None:
                 result.append(_Found(name, path, change, inside))
     return result
+
+
+def _inside(before: Folder, after: Folder, name: bytes) -> tuple[Stack, Stack] | None:
+    try:
+        return before.inside(name), after.inside(name)
+    except PermissionError:
+        return None  # what cannot be read on one side is not told as added or removed
 
 
 def _change(was: Entry | None, now: Entry | None) -> str:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from capsule.providers.local.layer_diff import Folder, Names, Parts, Stack, opened
 from capsule.providers.local.layer_folder import LayerFolder
-from capsule.providers.local.unpack import is_opaque
+from capsule.providers.local.unpack import is_deleted, is_opaque
 
 
 class _Place(NamedTuple):
@@ -56,12 +56,12 @@ def _merge_folder(place: _Place, into: LayerFolder) -> list[_Place]:
             info = os.fstat(parts[0][1])
             mode = stat.S_IMODE(info.st_mode)
             into.folder(path, mode, info.st_mtime_ns, opaque=hides and bool(under))
-        through: Parts = () if hides else _shown(under)[0]
+        through = Folder(() if hides else _shown(under)[0])
         for name, found in _names(shown).items():
             if found.folders:
-                at, below = (*place.at, name), tuple(_folders(name, through))
+                at, below = (*place.at, name), through.inside(name)
                 inner.append(_Place(at, tuple(found.folders), below, found.hides))
-            elif not found.deleted or Folder(through).find(name) is not None:
+            elif not found.deleted or through.find(name) is not None:
                 into.take(path + b"/" + name if path else name, found.where)
     return inner
 
@@ -92,27 +92,10 @@ def _names(parts: Parts) -> dict[bytes, _Name]:
                 name, folder = os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)
                 known = found.get(name)
                 if known is None:
-                    deleted = not folder and _is_deleted(entry)
-                    found[name] = _Name(fd, deleted, [layer] if folder else [])
+                    found[name] = _Name(fd, is_deleted(entry), [layer] if folder else [])
                 elif known.folders and not known.hides:
                     if folder:
                         known.folders.append(layer)
                     else:
                         known.hides = True
     return found
-
-
-def _folders(name: bytes, parts: Parts) -> Iterator[Path]:
-    """The layers that have a part in a folder of this name."""
-    for layer, fd in parts:
-        try:
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISDIR(info.st_mode):
-            return
-        yield layer
-
-
-def _is_deleted(entry: os.DirEntry[str]) -> bool:
-    return not entry.is_file(follow_symlinks=False) and not entry.is_symlink()

@@ -22,30 +22,20 @@ from capsule.errors import ForbiddenError, InvalidError, TooLargeError
 from capsule.providers.contract import ARCHIVED
 from capsule.providers.docker_archive import padding
 from capsule.providers.local.layer_attributes import pack, packed, told
-from capsule.providers.local.layer_diff import PLACES, opened
+from capsule.providers.local.layer_diff import PLACES, Folder, Names, Stack, opened
 from capsule.providers.local.layer_folder import LayerFolder
 from capsule.providers.local.tarball import Kind, Member, Source, Tar, attribute_key, shown
-from capsule.providers.local.unpack import is_opaque
 
-_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CHUNK = 1024 * 1024
 _MOST_LINKED = 100_000  # files with several names that are remembered; others become copies
-
-Parts = tuple[bytes, ...]
 
 
 class _Item(NamedTuple):
     path: bytes  # as programs see it
     info: os.stat_result
-    parent: int  # an open folder that has it as `name`; of folders: the folder itself
-    name: bytes
-
-
-class _Inner(NamedTuple):
-    info: os.stat_result
-    parent: int
-    layers: tuple[Path, ...]  # that have a part in it, if it is a folder
+    target: bytes  # of a link
+    folder: Folder  # that has it; of folders: itself
 
 
 class Packer:
@@ -75,8 +65,7 @@ class Packer:
             if stat.S_ISDIR(mode):
                 yield _header(item, tarfile.DIRTYPE)
             elif stat.S_ISLNK(mode):
-                target = os.readlink(item.name, dir_fd=item.parent)
-                yield _header(item, tarfile.SYMTYPE, target=target)
+                yield _header(item, tarfile.SYMTYPE, target=item.target)
             elif stat.S_ISREG(mode):
                 yield from self._file(item)
 
@@ -85,7 +74,7 @@ class Packer:
             yield _header(item, tarfile.LNKTYPE, target=ARCHIVED + first[1:])
             return
         left = item.info.st_size
-        fd = os.open(item.name, _FILE, dir_fd=item.parent)
+        fd = item.folder.open(item.path.rpartition(b"/")[2], _FILE)
         try:
             yield _header(item, tarfile.REGTYPE, size=left, attributes=packed(fd))
             while left:
@@ -106,59 +95,27 @@ class Packer:
 
     def _walk(self) -> Iterator[_Item]:
         """Depth first, a folder before what is in it."""
-        todo: list[tuple[bytes, Parts, tuple[Path, ...]]] = []
+        todo: list[tuple[bytes, Names, Stack]] = []
         with opened(self._layers, ()) as parts:
+            top = Folder(parts)
             for name, place in sorted(PLACES.items(), reverse=True):
-                found = _find(name, parts)
-                if found is not None and found.layers:
-                    todo.append((place, (name,), found.layers))
+                if layers := top.inside(name):
+                    todo.append((place, (name,), layers))
         while todo:
             path, at, layers = todo.pop()
             with opened(layers, at) as parts:
-                top = parts[0][1]
-                yield _Item(path, os.fstat(top), top, b".")
+                folder = Folder(parts)
+                yield _Item(path, os.fstat(parts[0][1]), b"", folder)
                 inner = []
-                for name in _names(parts):
-                    found = _find(name, parts)
-                    if found is None:
+                for name in sorted(folder.names()):
+                    entry = folder.find(name)
+                    if entry is None:
                         continue
-                    if found.layers:
-                        inner.append((path + b"/" + name, (*at, name), found.layers))
+                    if entry.kind == "dir":
+                        inner.append((path + b"/" + name, (*at, name), folder.inside(name)))
                     else:
-                        yield _Item(path + b"/" + name, found.info, found.parent, name)
+                        yield _Item(path + b"/" + name, entry.info, entry.target, folder)
                 todo += reversed(inner)
-
-
-def _names(parts: Sequence[tuple[Path, int]]) -> list[bytes]:
-    return sorted({os.fsencode(name) for _, fd in parts for name in os.listdir(fd)})
-
-
-def _find(name: bytes, parts: Sequence[tuple[Path, int]]) -> _Inner | None:
-    """What the layers show together under this name."""
-    first: _Inner | None = None
-    layers: list[Path] = []
-    for layer, fd in parts:
-        try:
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISDIR(info.st_mode):
-            if first is None and not stat.S_ISCHR(info.st_mode):
-                return _Inner(info, fd, ())
-            break  # deleted here, or another thing hidden by the folder above
-        first = first or _Inner(info, fd, ())
-        layers.append(layer)
-        if _hides(name, fd):
-            break
-    return first and first._replace(layers=tuple(layers))
-
-
-def _hides(name: bytes, parent: int) -> bool:
-    fd = os.open(name, _DIR, dir_fd=parent)
-    try:
-        return is_opaque(fd)
-    finally:
-        os.close(fd)
 
 
 def _readable(info: os.stat_result) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from capsule.providers.local.unpack import is_opaque
+from capsule.providers.local.unpack import is_deleted, is_opaque
 
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40  # as the kernel
@@ -82,11 +82,11 @@ def _look_in(layer: Path, parts: list[str]) -> tuple[_Found | None, bool]:
             os.close(fd)
             fd = inner
             opaque = opaque or is_opaque(fd)
-        mode = os.stat(parts[-1], dir_fd=fd, follow_symlinks=False).st_mode
-        if stat.S_ISCHR(mode):
-            return None, True  # deleted here
-        target = os.readlink(parts[-1], dir_fd=fd) if stat.S_ISLNK(mode) else ""
-        return _Found(mode, target), True
+        info = os.stat(parts[-1], dir_fd=fd, follow_symlinks=False)
+        if is_deleted(info):
+            return None, True
+        target = os.readlink(parts[-1], dir_fd=fd) if stat.S_ISLNK(info.st_mode) else ""
+        return _Found(info.st_mode, target), True
     except FileNotFoundError:
         return None, opaque
     except OSError:  # a parent is deleted, or replaced by a file

@@ -186,10 +186,10 @@ class LayerWriter:
         """Mode and time are set at the end, when nothing is written into it any more."""
         hides = False
         try:
-            mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-            if stat.S_ISDIR(mode):
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode):
                 return
-            hides = stat.S_ISCHR(mode)  # deleted below, and made anew here
+            hides = is_deleted(found)  # below, and made anew here
             self._clear(parent, name)
         except FileNotFoundError:
             pass
@@ -224,8 +224,8 @@ class LayerWriter:
 
     def _make_folder_beneath(self, fd: int, part: bytes, parts: Parts) -> None:
         """A parent that the archive did not mention (yet)."""
-        mode = _mode(fd, part)
-        if mode is not None and not stat.S_ISCHR(mode):
+        found = _stat(fd, part)
+        if found is not None and not is_deleted(found):
             raise NotADirectoryError(errno.ENOTDIR, "not a folder")
         self._make_folder(fd, part, parts)
 
@@ -245,14 +245,14 @@ class LayerWriter:
         if hidden in (b"", b".", b".."):
             raise InvalidError(f"archive deletes a path that cannot be: {shown(b'/'.join(parts))}")
         parent, target = self._open(parts[:-1]), (*parts[:-1], hidden)
-        mode = _mode(parent, hidden)
+        found = _stat(parent, hidden)
         if self.flatten:
             if target not in self._written:
                 self._clear(parent, hidden)
-        elif mode is None:
+        elif found is None:
             self.tally.add_entry()
             os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
-        elif stat.S_ISDIR(mode):
+        elif stat.S_ISDIR(found.st_mode):
             self._set_opaque(parent, hidden)
 
     def _hide_all(self, parts: Parts) -> None:
@@ -319,6 +319,19 @@ def is_opaque(path: Path | int) -> bool:
         return False
 
 
+def is_deleted(found: os.stat_result | os.DirEntry[str]) -> bool:
+    """Whether a layer has it to say that those below show nothing of this name."""
+    if isinstance(found, os.DirEntry):
+        if (
+            found.is_file(follow_symlinks=False)
+            or found.is_dir(follow_symlinks=False)
+            or found.is_symlink()
+        ):
+            return False  # which came with its name: nobody looks at the file
+        found = found.stat(follow_symlinks=False)
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
 def whiteouts_work(folder: int) -> bool:
     """Whether deletions can be expressed here for overlayfs, tried in an open, empty folder."""
     try:
@@ -336,13 +349,13 @@ def _write_all(fd: int, chunk: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _mode(parent: int, name: bytes) -> int | None:
+def _stat(parent: int, name: bytes) -> os.stat_result | None:
     try:
-        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
 
 def _is_folder(parent: int, name: bytes) -> bool:
-    mode = _mode(parent, name)
-    return mode is not None and stat.S_ISDIR(mode)
+    found = _stat(parent, name)
+    return found is not None and stat.S_ISDIR(found.st_mode)
