@@ -163,7 +163,7 @@ bool disk_make_missing(const char *root, struct fault *f); /* by pid 1, over lay
 
 /* layers.c: a disk over layers of the host */
 int map_namespace(uint32_t base, uint32_t count, struct fault *f); /* -1: see f */
-int map_tree(const char *path, int userns, bool read_only);        /* -1: see errno */
+int map_tree(const char *path, int userns, bool read_only);        /* a mount that is nowhere yet; -1: see errno */
 bool map_over_itself(const char *path, int userns, bool read_only, struct fault *f);
 bool layers_or_volumes(void);
 bool layers_map(struct fault *f);   /* by root, in the keeper's mount namespace */

@@ -41,12 +41,9 @@ int map_namespace(uint32_t base, uint32_t count, struct fault *f) {
     return fd;
 }
 
-/* -1: see errno. The mount is attached nowhere yet. */
 int map_tree(const char *path, int userns, bool read_only) {
-    cleanup_fd int tree = (int)syscall(SYS_open_tree, AT_FDCWD, path, TREE_CLONE | O_CLOEXEC);
-    struct attr a = {.set = SET_IDMAP | SET_NOSUID | SET_NODEV | (read_only ? SET_RDONLY : 0), .userns = (uint64_t)userns};
-    if (tree < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &a, sizeof a)) return -1;
-    return steal_fd(&tree);
+    uint64_t set = SET_IDMAP | SET_NOSUID | SET_NODEV | (read_only ? SET_RDONLY : 0);
+    return mount_copy(path, 0, (struct attr){.set = set, .userns = (uint64_t)userns});
 }
 
 bool map_over_itself(const char *path, int userns, bool read_only, struct fault *f) {
@@ -165,9 +162,9 @@ static bool mount_volume(const char *root, const struct json *v, struct fault *f
     if (!from) return fault_set(f, EINVAL, "launch: volumes");
     cleanup_fd int dir = make_point(root, v, f);
     if (dir < 0) return false;
-    cleanup_fd int tree = (int)syscall(SYS_open_tree, AT_FDCWD, from, TREE_CLONE | O_CLOEXEC);
-    struct attr a = {.set = SET_NOSUID | SET_NODEV | (json_bool(v, "ro", false) ? SET_RDONLY : 0)};
-    if (tree < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &a, sizeof a)) return fault_set(f, errno, "open a volume");
+    uint64_t set = SET_NOSUID | SET_NODEV | (json_bool(v, "ro", false) ? SET_RDONLY : 0);
+    cleanup_fd int tree = mount_copy(from, 0, (struct attr){.set = set});
+    if (tree < 0) return fault_set(f, errno, "open a volume");
     if (syscall(SYS_move_mount, tree, "", dir, "", FROM_EMPTY_PATH | TO_EMPTY_PATH)) return fault_set(f, errno, "mount a volume");
     return true;
 }

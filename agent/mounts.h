@@ -24,4 +24,7 @@ enum { FS_CLOEXEC = 1, FS_SET_FLAG = 0, FS_SET_STRING = 1, FS_CREATE = 6 };     
 enum { SET_RDONLY = 1, SET_NOSUID = 2, SET_NODEV = 4, SET_NOEXEC = 8, SET_IDMAP = 0x100000 };      /* fsmount, mount_setattr */
 struct attr { uint64_t set, clear, propagation, userns; };
 
+/* rootfs.c: a mount that is nowhere yet; `below`: AT_RECURSIVE, or 0 for it alone. -1: see errno. */
+int mount_copy(const char *path, unsigned below, struct attr a);
+
 #endif

@@ -39,12 +39,15 @@ bool rootfs_needs_host(void) {
     return layers_or_volumes();
 }
 
-/* Nobody's peers: what is mounted on them does not show on the host. -1: see errno. */
-int rootfs_copy(const char *path, uint64_t attrs) {
-    cleanup_fd int tree = (int)syscall(SYS_open_tree, AT_FDCWD, path, TREE_CLONE | AT_RECURSIVE | O_CLOEXEC);
-    struct attr a = {.set = attrs, .propagation = MS_PRIVATE};
-    if (tree < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | AT_RECURSIVE, &a, sizeof a)) return -1;
+int mount_copy(const char *path, unsigned below, struct attr a) {
+    cleanup_fd int tree = (int)syscall(SYS_open_tree, AT_FDCWD, path, TREE_CLONE | below | O_CLOEXEC);
+    if (tree < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | below, &a, sizeof a)) return -1;
     return steal_fd(&tree);
+}
+
+/* Nobody's peers: what is mounted on them does not show on the host. */
+int rootfs_copy(const char *path, uint64_t attrs) {
+    return mount_copy(path, AT_RECURSIVE, (struct attr){.set = attrs, .propagation = MS_PRIVATE});
 }
 
 bool rootfs_open(struct fault *f) {
