@@ -344,15 +344,19 @@ for i in range(5000):
         await check(service, id, 3, "cat a b; find . -links 5001 | wc -l", "1\n2\n5001\n")
 
 
+def at_most_one_watches(service: Service) -> None:
+    provider = service._parts.providers["local"]
+    assert isinstance(provider, LocalProvider)
+    provider._ready().watchers.most = 1
+
+
 async def test_boxes_of_one_user_leave_him_half_of_what_watching_takes(
     folder: Path, told: Told
 ) -> None:
     async with serving(folder) as service:
         if not watches(folder):
             pytest.skip("agents in containers look at every file")
-        provider = service._parts.providers["local"]
-        assert isinstance(provider, LocalProvider)
-        provider._ready().watchers.most = 1
+        at_most_one_watches(service)
         first = await stepping(service, f"{TREE}; sleep 0.05")
         second = await stepping(service, f"{TREE}; sleep 0.05")
         told.clear()
@@ -365,6 +369,30 @@ async def test_boxes_of_one_user_leave_him_half_of_what_watching_takes(
         third = await stepping(service, f"{TREE}; sleep 0.05", "echo new > d1/f1")
         assert told.parts == 2, "the place is free again"
         await check(service, third, 2, "cat d1/f1", "new\n")
+
+
+async def test_boxes_that_watch_are_counted_by_the_next_server(folder: Path, told: Told) -> None:
+    async with serving(folder, drain="keep") as service:
+        if not watches(folder):
+            pytest.skip("agents in containers look at every file")
+        at_most_one_watches(service)
+        first = await stepping(service, f"{TREE}; sleep 0.05", "echo new > d1/f1")
+        second = await stepping(service, f"{TREE}; sleep 0.05")
+        assert told.parts == 1
+    async with serving(folder) as service:
+        at_most_one_watches(service)
+        for command in ("echo newer > d1/f1; sleep 0.05", "echo newest > d1/f1"):
+            told.clear()
+            await sh(service, second, command)
+            assert told.parts == 0, "it looked at everything: the first watches, and goes on"
+        await sh(service, first, "echo newer > d1/f1; sleep 0.05")
+        told.clear()
+        await sh(service, first, "echo newest > d1/f1")
+        assert told.parts == 1
+        await service.delete(first)
+        for command in ("echo 1 > d1/f1; sleep 0.05", "echo 2 > d1/f1"):
+            await sh(service, second, command)
+        assert told.parts == 2, "the place is free again"
 
 
 def test_half_of_the_hosts_limit_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

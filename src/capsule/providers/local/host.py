@@ -21,7 +21,7 @@ class Host:
         self.facts = facts
         self.level = level
         self.cores = Cores(facts.cpus)
-        self.watchers = Watchers(shared=not facts.uid_ranges)
+        self.watchers = Watchers(settings.run_dir / "boxes", shared=not facts.uid_ranges)
         self.disks = Disks(settings.data_dir, backing, facts.mkfs)
         self.roots = Roots(
             settings.data_dir, level, overlay=facts.can("overlay"), agent=settings.agent

@@ -186,7 +186,7 @@ class LocalProvider(Provider):
         host = self._ready()
         self._require_layers(host)
         link = AgentLink(box.connect)
-        watch = since is not None and host.watchers.admit(box.handle.sandbox_id)
+        watch = since is not None and await host.watchers.admit(box.handle.sandbox_id)
         return await host.layers.save(
             link, layer, full=full, most_bytes=most_bytes, since=since, watch=watch
         )
@@ -318,14 +318,15 @@ class LocalProvider(Provider):
         make_folder(self._stage, 0o755)
         for name in ("root", "disk"):
             make_folder(self._stage / name, 0o755)
-        if not any(records.read_all(self._boxes)):
+        left = [*records.read_all(self._boxes)]
+        if not left:
             self._views.clear()
         self._views.drop_lost(self._boxes)
         host.disks.prepare()
         if "snapshot" in host.features:
             host.layers.prepare()
             host.volumes.prepare()
-            host.watchers.prepare()
+            host.watchers.prepare(left)
         plan.learn_host()
 
     async def _parts(self, host: Host, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from capsule.errors import ConflictError
+from capsule.errors import CapsuleError, ConflictError
 from capsule.host_errors import host_error
 
 FILE = "box.json"
@@ -41,6 +41,13 @@ def complete(directory: Path, record: Mapping[str, Any]) -> None:
     """Replaces the record with what is known once the box runs. A box that is gone stays so."""
     with contextlib.suppress(OSError):
         _write(directory, record)
+
+
+def amend(directory: Path, more: Mapping[str, Any]) -> None:
+    """Likewise, with what is known later. Blocks; what the host refuses is not noted."""
+    with contextlib.suppress(OSError, CapsuleError):
+        if record := read(directory):
+            _write(directory, {**record, **more})
 
 
 def _write(directory: Path, record: Mapping[str, Any]) -> None:
