@@ -326,6 +326,17 @@ async def test_a_cancelled_merge_comes_to_its_end_and_leaves_no_draft(
     assert await asyncio.to_thread(left, layers, ids) == []
 
 
+async def test_several_may_remove_a_layer_at_once(layers: Layers) -> None:
+    for round in range(20):
+        for n in range(30):
+            (layers.folder / f"layer{round}" / "workspace" / f"{n}" / "in" / "deep").mkdir(
+                parents=True
+            )
+        removals = (asyncio.to_thread(layers.remove, f"layer{round}") for _ in range(4))
+        await asyncio.gather(*removals)
+        assert os.listdir(layers.folder) == []
+
+
 async def test_what_was_known_of_the_topmost_is_known_of_the_merged(layers: Layers) -> None:
     ids = RandomStack(layers.folder, 2).ids
     layers._seen.note(ids[0], array("q", [1, 2, 3]))

@@ -165,8 +165,7 @@ async def test_steps_after_a_restart_and_nothing_left_in_the_end(folder: Path) -
             latest = number - 2 if number > 10 else number - 1
             assert f"f{latest}" in (await sh(service, id, "ls")).split()
         await service.delete(id)
-        await service.reaper.tidy()
-        assert layers(folder) == []
+        await eventually(lambda: layers(folder) == [], what="its layers to go")
 
 
 async def test_what_cannot_be_merged_costs_no_step(
@@ -199,7 +198,7 @@ async def test_what_is_merged_while_the_sandbox_goes_is_gone_with_it(
         go_on.set()
         await asyncio.wait([task])
         await service.reaper.tidy()
-        assert layers(folder) == []
+        await eventually(lambda: layers(folder) == [], what="its layers to go")
 
 
 async def test_an_undo_during_a_merge_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,5 +239,6 @@ async def test_boxes_that_begin_from_deep_steps_have_room_for_their_own(
             assert len(service._sandboxes.find(id).layers) <= 3
             assert await sh(service, id, "ls | wc -l") == seen
         await service.reaper.tidy()
-        assert made and layers(folder) == used(service, id)
+        await eventually(lambda: layers(folder) == used(service, id), what="others' layers to go")
+        assert made
         assert max(step.copied for step in service.steps.list(id)) < 200, "none has all files"

@@ -234,8 +234,51 @@ async def test_steps_outlive_the_server_and_go_with_the_sandbox(folder: Path) ->
         await service.steps.undo(id, 2)
         assert await sh(service, id, "cat n") == "2\n"
         await service.delete(id)
-        await service.reaper.tidy()
-        assert layers(folder) == []
+        await eventually(lambda: layers(folder) == [], what="its layers to go")
+
+
+def used(service: Service, *ids: str) -> set[str]:
+    """The layers of these sandboxes."""
+    entries = [service._sandboxes.find(id) for id in ids]
+    return set().union(*map(service.snapshots._layers_of, entries))
+
+
+async def test_what_only_a_deleted_sandbox_had_goes_with_it(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, *(f"echo {n} > n" for n in range(1, 6)))
+        (branch,) = await service.fork(id, 1, at=2)
+        kept = await service.snapshots.make(id, "kept", {})
+        own, shared = used(service, id), used(service, branch.id)
+        assert len(own) == 5 and shared & own
+        await service.delete(id)
+        left = shared | {layer.id for layer in kept.layers}
+        assert own - left, "or nothing is seen"
+        await eventually(lambda: set(layers(folder)) == left, what="its layers to go")
+        again = await restore(service, "kept")
+        assert await sh(service, again, "cat n") == "5\n"
+        await sh(service, branch.id, "echo 2b >> n")
+        await service.steps.undo(branch.id, 1)
+        assert await sh(service, branch.id, "cat n") == "2\n2b\n"
+        await service.delete(branch.id)
+        left = {layer.id for layer in kept.layers}
+        await eventually(lambda: set(layers(folder)) == left, what="the branch's to go")
+        await service.snapshots.delete("kept")
+        assert await sh(service, again, "cat n") == "5\n", "it still has them"
+        await service.delete(again)
+        await eventually(lambda: layers(folder) == [], what="the last to go")
+
+
+async def test_many_sandboxes_with_common_layers_end_at_once(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, *(f"mkdir -p d{n}/e; touch d{n}/e/f" for n in range(8)))
+        branches = [branch.id for branch in await service.fork(id, 6, at=8)]
+        await asyncio.gather(*(sh(service, each, "touch own") for each in branches))
+        last = branches.pop()
+        ends = (service.delete(each) for each in (id, *branches))
+        await asyncio.gather(*ends, service.snapshots.sweep(), service.snapshots.sweep())
+        left = used(service, last)
+        await eventually(lambda: set(layers(folder)) == left, what="their layers to go")
+        assert await sh(service, last, "find . -name f | wc -l; ls own") == "8\nown\n"
 
 
 async def test_without_checkpoint_there_are_none(folder: Path) -> None:

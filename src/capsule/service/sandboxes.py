@@ -85,6 +85,7 @@ class Sandboxes:
         # What becomes of an interpreter that runs in a ready box; told by whoever has contexts.
         self.inherit: Callable[[Entry, ContextRecord], Awaitable[None]] = _leave
         self.check: Callable[[Entry], None] = _pass  # told when tenants have quotas
+        self.ended: Callable[[Entry], None] = _pass  # told when snapshots are known
         self.boot = ""  # which one this is; told when the service opens
         # Gone, but not yet from the store; and the keys that become free with them.
         self.unremoved: dict[SandboxId, Used | None] = {}
@@ -143,6 +144,7 @@ class Sandboxes:
     def _bury(self, entry: Entry) -> None:
         del self.entries[entry.id]
         entry.end()
+        self.ended(entry)
         self.counts[State.GONE] -= 1
         self.remember_end(entry.id, entry.reason, entry.tenant)
 

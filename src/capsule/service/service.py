@@ -173,6 +173,7 @@ class Service:
             for provider in self._parts.providers.values():
                 await self._open_provider(provider, stack)
             stack.push_async_callback(self._pool.aclose)
+            stack.push_async_callback(self.snapshots.aclose)
             stack.push_async_callback(self._sandboxes.aclose)
             stack.push_async_callback(self._resets.aclose)
             stack.push_async_callback(self.volume_files.aclose)

@@ -2,15 +2,19 @@
 
 A snapshot is a record: a template and a stack of layers. A layer is a provider's; it lives for as
 long as a snapshot or a sandbox has it in its stack, and is `held` while neither has it yet. What
-nobody has is dropped: at the start, when a snapshot is deleted, and every minute. So a server that
-is killed at any point leaves at most a layer that the next one drops.
+nobody has is dropped: at the start, when a snapshot is deleted, after a sandbox has ended, and
+every minute. So a server that is killed at any point leaves at most a layer that the next one
+drops.
+
+    _let_go ─▶ drop layers   one task (ended by Snapshots.aclose), while there are sandboxes that
+                             have ended: whoever ended them does not wait for it
 """
 
 from __future__ import annotations
 
 import asyncio
 import builtins
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
@@ -26,7 +30,7 @@ from capsule.errors import (
     NotSupportedError,
 )
 from capsule.model import Layer, State, Step
-from capsule.providers.cleanup import finish
+from capsule.providers.cleanup import finish, to_the_end
 from capsule.providers.contract import Box, Layered, Mark, Merging, Saved
 from capsule.service import validate
 from capsule.service.admission import new_id
@@ -34,6 +38,7 @@ from capsule.service.caller import DEFAULT_TENANT, named
 from capsule.service.entry import Entry
 from capsule.service.keepsakes import Keepsakes
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
+from capsule.service.tasks import Tasks
 from capsule.service.template_names import shown
 from capsule.service.values import CreateRequest, Sandbox, Snapshot, VolumeWish
 from capsule.settings import brief
@@ -64,6 +69,8 @@ class Snapshots:
         self._coming: dict[str, Snapshot] = {}  # checked, and not known yet
         self._held: Counter[str] = Counter()  # layers in use that no record may have
         self._stacks: dict[str, _Stacks] = {}  # of sandboxes with steps, as they last were
+        self._ended: deque[Entry] = deque()  # whose layers may be nobody's now
+        self._tasks = Tasks()
 
     async def open(self) -> None:
         """After the sandboxes were adopted: what nobody has is dropped."""
@@ -79,6 +86,11 @@ class Snapshots:
         for key in recorded.keys() - kept.keys():
             await self._keepsakes.keep(key, key, recorded[key])
         await self.sweep()
+        self._sandboxes.ended = self._let_go
+
+    async def aclose(self) -> None:
+        """After the last sandbox has ended. What is not dropped by then the next server drops."""
+        await self._tasks.aclose()
 
     def find(self, name: str, tenant: str = DEFAULT_TENANT) -> Snapshot:
         """Raises NotFoundError."""
@@ -347,6 +359,28 @@ class Snapshots:
                         await provider.drop(layer)
             except CapsuleError as error:
                 log.warning("layers not removed yet", reason=error.message)
+
+    def _let_go(self, entry: Entry) -> None:
+        """A sandbox has ended."""
+        if self._unsure or not (entry.steps or entry.layers):
+            return
+        self._ended.append(entry)
+        if len(self._ended) == 1:
+            self._tasks.spawn(self._drop_ended(), "drop layers")
+
+    async def _drop_ended(self) -> None:
+        while self._ended:
+            entry = self._ended[0]
+            try:
+                provider = self.layered(entry.provider)
+                for layer in self._layers_of(entry):
+                    if not self._has(layer):
+                        await to_the_end(provider.drop(layer))
+            except CapsuleError as error:
+                log.warning("layers not removed yet", sandbox=entry.id, reason=error.message)
+            finally:
+                self._stacks.pop(entry.id, None)
+                self._ended.popleft()
 
 
 def _key(snapshot: Snapshot) -> str:
