@@ -298,8 +298,9 @@ def test_pandas_and_matplotlib_as_they_are(scientific: KernelProcess) -> None:
     assert "<table" in str(shown.html)
     data = plain(shown.data)
     assert (data["columns"], data["rows"]) == (["n", "s"], [[1, "a"], [2, None]])
-    (series,) = scientific.run("pd.Series([1.5, None], name='v')").shown
-    assert plain(series.data)["rows"] == [[1.5], [None]]
+    for missing in ("[1.5, None]", "[1.5, pd.NA]", "[1.5, pd.NaT]"):
+        (series,) = scientific.run(f"pd.Series({missing}, name='v')").shown
+        assert plain(series.data)["rows"] == [[1.5], [None]], missing
 
     line = """
 import matplotlib.pyplot as plt
@@ -361,3 +362,32 @@ plt.plot([1, 2], [3, 4], label="up"); plt.title("T"); plt.xlabel("X"); plt.yscal
     (several,) = charts("fig, axes = plt.subplots(1, 2); axes[0].plot([1]); axes[1].bar([1], [2]);")
     assert several["type"] == "several"
     assert len(charts("fig = plt.figure(); plt.plot([1, 2]); fig")) == 1
+
+
+def test_a_chart_has_all_that_is_drawn_in_its_axes(scientific: KernelProcess) -> None:
+    scientific.run("import matplotlib.pyplot as plt")
+
+    def drawn(code: str) -> dict[str, list[dict[str, object]]]:
+        """Each kind's series."""
+        done = scientific.run(code)
+        assert done.error is None, done.error
+        chart = plain(next(each.chart for each in done.shown if len(each.chart)))
+        return {each["type"]: each["series"] for each in chart.get("charts", [chart])}
+
+    fit = drawn("plt.scatter([1, 2], [3, 4], label='seen'); plt.plot([1, 2], [3, 5], label='fit');")
+    assert fit == {
+        "line": [{"label": "fit", "x": [1, 2], "y": [3, 5]}],
+        "scatter": [{"label": "seen", "x": [1, 2], "y": [3, 4]}],
+    }
+    assert list(drawn("plt.bar([1, 2], [3, 4]); plt.plot([1, 2], [3, 4]);")) == ["bar", "line"]
+    spread = drawn("plt.errorbar([1, 2], [3, 4], yerr=1, capsize=4, label='e');")
+    assert spread == {"line": [{"label": "e", "x": [1, 2], "y": [3, 4]}]}
+    assert list(drawn("plt.bar([1, 2], [3, 4], yerr=1, capsize=4);")) == ["bar"]
+    stems = drawn("plt.stem([1, 2], [3, 4], label='s');")
+    assert stems == {"line": [{"label": "s", "x": [1, 2], "y": [3, 4]}]}
+    # A line from edge to edge is told in the axes' own numbers, not in parts of their width.
+    edges = drawn("plt.plot([10, 20], [1, 3]); plt.xlim(0, 40); plt.axhline(2);")
+    assert (edges["line"][1]["x"], edges["line"][1]["y"]) == (
+        pytest.approx([0, 40]),
+        pytest.approx([2, 2]),
+    )

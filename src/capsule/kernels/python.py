@@ -150,7 +150,7 @@ def flush_c_streams():
 
 
 def clean(value, depth=0):
-    """Something JSON has a word for: NaN is null, what is unknown is its text."""
+    """Something JSON has a word for: what is missing is null, what is unknown is its text."""
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
@@ -168,6 +168,8 @@ def clean(value, depth=0):
     item = getattr(type(value), "item", None)  # numpy's numbers
     if item is not None and getattr(value, "ndim", 1) == 0:
         return clean(item(value), DEEPEST)
+    if type(value).__name__ in ("NAType", "NaTType"):  # of pandas
+        return None
     return text_of(str(value))
 
 
@@ -309,7 +311,8 @@ def figure_png(figure):
 
 def figure_chart(figure):
     title = getattr(figure, "_suptitle", None)
-    every = [axes_chart(axes) for axes in figure.axes[:50] if axes.has_data()]
+    drawn = [axes for axes in figure.axes[:50] if axes.has_data()]
+    every = [chart for axes in drawn for chart in axes_charts(axes)]
     charts = [chart for chart in every if chart["type"] != "unknown"] or every[:1]
     if not charts:
         return None
@@ -322,15 +325,14 @@ def figure_chart(figure):
     }
 
 
-def axes_chart(axes):
-    kind, series = axes_series(axes)
-    return {
-        "type": kind,
+def axes_charts(axes):
+    """One of each kind that is drawn there: dots and a line through them are two."""
+    about = {
         "title": text_of(axes.get_title()),
         "x": axis_of(axes.xaxis, axes.get_xlabel()),
         "y": axis_of(axes.yaxis, axes.get_ylabel()),
-        "series": series,
     }
+    return [{"type": kind, **about, "series": series} for kind, series in axes_series(axes)]
 
 
 def axis_of(axis, label):
@@ -369,31 +371,47 @@ def as_given(axis, numbers):
 
 def axes_series(axes):
     if getattr(axes, "name", "") == "3d":
-        return "unknown", []  # what it has are points on the paper
+        return [("unknown", [])]  # what it has are points on the paper
     boxes = getattr(axes, "_capsule_boxes", None)
     if boxes:
-        return "box", boxes
+        return [("box", boxes)]
     wedges = [patch for patch in axes.patches if is_a(patch, "matplotlib", "Wedge")]
     if wedges:
-        return "pie", [
+        parts = [
             {"label": label_of(each), "value": (each.theta2 - each.theta1) / 360} for each in wedges
         ]
+        return [("pie", parts)]
     bars = [each for each in axes.containers if is_a(each, "matplotlib", "BarContainer")]
-    if bars:
-        return "bar", [bar_series(axes, each) for each in bars[:100]]
-    lines = [line for line in axes.lines if len(line.get_xdata())]
-    if lines:
-        return "line", [
-            {"label": label_of(line), **line_points(axes, line)} for line in lines[:100]
-        ]
     dots = [each for each in axes.collections if is_a(each, "matplotlib", "PathCollection")]
-    if dots:
-        found = [(each, each.get_offsets()) for each in dots[:100]]
-        return "scatter", [
-            {"label": label_of(each), **points(axes, [p[0] for p in at], [p[1] for p in at])}
-            for each, at in found
-        ]
-    return "unknown", []
+    found = [
+        ("bar", [bar_series(axes, each) for each in bars[:100]]),
+        ("line", line_series(axes)),
+        ("scatter", [dot_series(axes, each) for each in dots[:100]]),
+    ]
+    return [(kind, series) for kind, series in found if series] or [("unknown", [])]
+
+
+def line_series(axes):
+    """Caps of error bars and the ground of stems are none; the label is their container's."""
+    labels, parts = {}, set()
+    for each in axes.containers:
+        if is_a(each, "matplotlib", "ErrorbarContainer"):
+            data, caps = each.lines[:2]
+            labels[data] = label_of(each)
+            parts.update(caps)
+        elif is_a(each, "matplotlib", "StemContainer"):
+            labels[each.markerline] = label_of(each)
+            parts.add(each.baseline)
+    lines = [line for line in axes.lines if line not in parts and len(line.get_xdata())]
+    return [
+        {"label": labels.get(line) or label_of(line), **line_points(axes, line)}
+        for line in lines[:100]
+    ]
+
+
+def dot_series(axes, dots):
+    at = dots.get_offsets()
+    return {"label": label_of(dots), **points(axes, [p[0] for p in at], [p[1] for p in at])}
 
 
 def bar_series(axes, container):
@@ -427,6 +445,12 @@ def bar_names(axis, middles):
 
 
 def line_points(axes, line):
+    where = line.get_transform()
+    if not all(where.contains_branch_seperately(axes.transData)):
+        # From edge to edge, such as axhline's: told as what it covers.
+        axes.get_xlim()  # which also makes them fit, if nobody has yet
+        covered = axes.transData.inverted().transform(where.transform(line.get_xydata()))
+        return points(axes, [p[0] for p in covered], [p[1] for p in covered])
     plain = scale_of(axes.xaxis) != "datetime" and scale_of(axes.yaxis) != "datetime"
     return points(axes, line.get_xdata(orig=plain), line.get_ydata(orig=plain))
 
