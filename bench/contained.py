@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import httpx
 
 from bench.capsule import clock
-from bench.rivals import Rival, compile_raw
+from bench.pool import TARGET
+from bench.rivals import Rival, compile_raw, timed_ms
 from bench.server import capsule_server
 from bench.stats import Measure
 from capsule_sdk import AsyncCapsuleClient, CapsuleClient, CapsuleError
@@ -31,13 +34,15 @@ LIMITS = {
 }
 
 
+READY = 2  # in the pool
 NOT_SLOWER = 1.1  # times: so few samples of the same thing differ by a tenth
 
 
 class Contained(Rival):
     """Create, exec and delete by the SDK and by the Engine, in turn, with one runtime.
 
-    And what a program costs there whoever starts it: `fork + exec`, timed by another inside.
+    And creates that find a box ready, and what a program costs there whoever starts it: `fork +
+    exec`, timed by another inside.
     """
 
     def __init__(self, runtime: str, *, faster: float = 0.0, burst: int = 0) -> None:
@@ -45,6 +50,7 @@ class Contained(Rival):
         self._runtime, self._burst = runtime, burst
         self._bare_create = Measure("Docker API: create + start", f"create on {runtime}")
         self._bare_exec = Measure("Docker API: exec `true`", f"exec on {runtime}")
+        self._command = Measure("docker exec `true`", f"exec on {runtime}")
         self._bare_delete = Measure("Docker API: remove", f"delete on {runtime}")
         self._create = Measure(
             "Capsule SDK: create", f"create on {runtime}", bound=(self._bare_create, 1.3)
@@ -59,12 +65,16 @@ class Contained(Rival):
         )
         self._floor = Measure("inside it: fork + exec `true`", f"exec on {runtime}")
         self._run = Measure("Capsule SDK: run `print(1)`", f"run on {runtime}")
-        ours = [self._create, self._exec, self._floor, self._run, self._delete]
-        self.measures = [*ours, self._bare_create, self._bare_exec, self._bare_delete]
+        self._warm = Measure("Capsule SDK: create, warm", f"create on {runtime}", target=TARGET)
+        ours = [self._create, self._warm, self._exec, self._floor, self._run, self._delete]
+        bare = [self._bare_create, self._bare_exec, self._command, self._bare_delete]
+        self.measures = [*ours, *bare]
         if burst:
             self._at_once = Measure(f"Capsule: {burst} at once", f"create on {runtime}")
             self.measures.append(self._at_once)
         self._begin()
+        if self._api is not None:
+            self._open_pool()
 
     def _begin(self) -> None:
         self._held = ExitStack()
@@ -88,6 +98,7 @@ class Contained(Rival):
             "CAPSULE_DOCKER_RUNTIME": self._runtime,
             "CAPSULE_DOCKER_IMAGE": self._image,
         }
+        self._settings = settings
         self._url = self._held.enter_context(capsule_server(self._burst + 16, **settings))
         self._client = self._held.enter_context(CapsuleClient(self._url))
         self._client.create("python").delete()  # the first looks at the image
@@ -98,6 +109,13 @@ class Contained(Rival):
         self._floor.missing = compile_raw(self._program)
         self._raw = b"" if self._floor.missing else self._program.read_bytes()
 
+    def _open_pool(self) -> None:
+        pool = {"CAPSULE_POOL_MIN": str(READY), "CAPSULE_POOL_TEMPLATES": "python"}
+        url = self._held.enter_context(capsule_server(16, **self._settings, **pool))
+        self._pooled = self._held.enter_context(CapsuleClient(url))
+        self._docker = shutil.which("docker") or ""
+        self._command.missing = "" if self._docker else "docker's own command is not installed"
+
     def round(self, count: int) -> None:
         if self._api is None or self._create.missing:
             return
@@ -105,9 +123,10 @@ class Contained(Rival):
             for _ in range(max(1, count // 5)):  # each takes half a second
                 self._ours()
                 self._bare(self._api)
+                self._claim()
             if self._burst and not self._at_once.samples:
                 asyncio.run(self._many())
-        except (httpx.HTTPError, EngineError, CapsuleError) as error:
+        except (httpx.HTTPError, EngineError, CapsuleError, CalledProcessError) as error:
             self.give_up(f"it failed: {error!r}")
 
     def _ours(self) -> None:
@@ -125,12 +144,33 @@ class Contained(Rival):
         with clock(self._delete):
             sandbox.delete()
 
+    def _claim(self) -> None:
+        """Returns when the pool is full again: to fill it is nobody else's time."""
+        self._filled()
+        with clock(self._warm):
+            sandbox = self._pooled.create("python")
+        if sandbox.info.started != "warm":
+            self._warm.samples.pop()
+            self._warm.note = "some started cold, and are left out"
+        sandbox.delete()
+        self._filled()
+
+    def _filled(self) -> None:
+        deadline = time.monotonic() + 60
+        while (shelf := self._pooled.pool().shelves[0]).ready < READY or shelf.launching:
+            if time.monotonic() > deadline:
+                raise EngineError(f"the pool has {shelf.ready} of {READY} after a minute")
+            time.sleep(0.002)
+
     def _bare(self, api: EngineApi) -> None:
         with clock(self._bare_create):
             name = api.run(self._image, "sleep", "600", runtime=self._runtime, HostConfig=LIMITS)
         try:
             with clock(self._bare_exec):
                 bare_exec(api, name)
+            if self._docker:
+                exec_true = [self._docker, "--host", api.url, "exec", name, "true"]
+                self._command.samples.append(timed_ms(exec_true))
         finally:
             with clock(self._bare_delete):
                 api.remove(name)

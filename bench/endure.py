@@ -21,7 +21,6 @@ from pathlib import Path
 
 from bench import report
 from bench.server import Serving, serving
-from capsule.agentbin import find
 from capsule_sdk import CapsuleClient
 
 LOOKS = 10
@@ -79,7 +78,7 @@ def cgroups(suffix: str) -> Iterator[Path]:
 
 
 def watched(server: Serving, suffix: str) -> list[Watched]:
-    pid, agent = server.pid, find()
+    pid = server.pid
     launcher = next(iter(children(pid)), 0)
     return [
         # Python's and SQLite's free lists move by some hundred KiB either way.
@@ -88,11 +87,13 @@ def watched(server: Serving, suffix: str) -> list[Watched]:
         Watched("threads", lambda: entries(pid, "task"), bound=1),
         Watched("launcher KiB", lambda: memory_kib(launcher), bound=256),
         Watched("its fds", lambda: entries(launcher, "fd")),
-        Watched("agents", lambda: len(list(agents(agent)))),
+        Watched("agents", lambda: len(list(agents(pid)))),
         Watched("mounts", lambda: mounts(pid, server.base, server.run)),
         Watched("cgroups", lambda: len(list(cgroups(suffix))) if suffix else 0),
         Watched("loops", lambda: loops(server.base)),
         Watched("disk KiB", lambda: disk_kib(server.base, server.run), bound=4096, each=0.5),
+        # Cut off each time it has 4 MiB, or a little later on a busy machine.
+        Watched("log KiB", lambda: disk_kib(server.base, log=True), bound=16384),
         Watched("memcgs*", memory_cgroups, judged=False),
         Watched("slab MiB*", slab_mib, judged=False),
     ]
@@ -187,12 +188,12 @@ def entries(pid: int, what: str) -> int:
     return len(os.listdir(f"/proc/{pid}/{what}"))
 
 
-def agents(agent: Path) -> Iterator[int]:
-    """Processes of boxes: keepers, pid 1s, forkers. The launcher is one of them, always."""
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and os.readlink(entry / "exe").split(" (")[0] == str(agent):
-                yield int(entry.name)
+def agents(pid: int) -> Iterator[int]:
+    """Processes of the server's boxes: keepers, pid 1s, forkers. The launcher is one, always."""
+    with suppress(OSError):  # it ends while we look
+        for child in children(pid):
+            yield child
+            yield from agents(child)
 
 
 def mounts(pid: int, *folders: Path) -> int:
@@ -208,13 +209,14 @@ def loops(base: Path) -> int:
     return count
 
 
-def disk_kib(*folders: Path) -> float:
-    """Blocks in use below them."""
+def disk_kib(*folders: Path, log: bool = False) -> float:
+    """Blocks in use below them: of the databases' logs, which come and go, or of all others."""
     total = 0
     for at, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
         for name in names:
             with suppress(OSError):
-                total += (Path(at) / name).lstat().st_blocks // 2
+                if name.endswith("-wal") is log:
+                    total += (Path(at) / name).lstat().st_blocks // 2
     return total
 
 

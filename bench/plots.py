@@ -251,7 +251,8 @@ def medians(path: Path, measures: Sequence[Measure]) -> None:
     shown = [m for m in measures if m.samples and m.unit == "ms" and not m.series]
     if not shown:
         return
-    left, right, step = 300, 720, 20
+    left = 24 + round(6.4 * max(len(m.name) for m in shown))  # as wide as the longest name
+    right, step = left + 420, 20
     low, high = around([m.p50 for m in shown])
     x = Axis(low, high, left, right, log=True)
     parts: list[str] = []

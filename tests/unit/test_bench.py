@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -81,6 +84,35 @@ def test_plots_are_drawn_from_few_samples(tmp_path: Path) -> None:
         path = tmp_path / f"{draw.__name__}.svg"
         draw(path, some)
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_a_long_name_fits_beside_its_bar(tmp_path: Path) -> None:
+    name = "Capsule SDK: exec that changes a file, with a step, one of 10,000 files"
+    plots.medians(tmp_path / "plot.svg", [Measure(name, "steps", samples=[1.0])])
+    texts = (
+        ElementTree.parse(tmp_path / "plot.svg").getroot().iter("{http://www.w3.org/2000/svg}text")
+    )
+    (label,) = [each for each in texts if each.text == name]
+    assert float(label.attrib["x"]) > 6 * len(name)
+
+
+def test_the_log_of_a_database_is_no_growth_of_the_disk(tmp_path: Path) -> None:
+    for name, kib in (("capsule.db", 8), ("capsule.db-wal", 64)):
+        (tmp_path / name).write_bytes(b"x" * (kib << 10))
+    assert endure.disk_kib(tmp_path) == 8
+    assert endure.disk_kib(tmp_path, log=True) == 64
+
+
+def test_only_processes_of_this_server_are_its_boxes() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        sleeper = int(one.stdout.readline())
+        try:
+            assert list(endure.agents(one.pid)) == [sleeper]
+            assert {one.pid, sleeper} <= set(endure.agents(os.getpid()))
+            assert list(endure.agents(sleeper)) == []
+        finally:
+            os.kill(sleeper, signal.SIGKILL)
 
 
 def test_growth_beyond_its_bound_is_named() -> None:
