@@ -34,7 +34,8 @@ with client.create("python") as capsule, capsule.context() as ctx:
     assert failed.error is not None
     print(f"{failed.error.name}: {failed.error.value}")
 
-    ctx.run("import time\nfor n in range(3): print('step', n); time.sleep(0.1)", on_stdout=print)
+    slow = "import time\nfor n in range(3): print('step', n); time.sleep(0.1)"
+    ctx.run(slow, on_stdout=lambda text: print(text, end=""))  # as it comes
     print(
         ctx.run("while True: pass", timeout=0.5).status, "and still:", ctx.run("len(cities)").text
     )

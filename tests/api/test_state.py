@@ -34,6 +34,7 @@ async def stepping(api: Api, made: list[str]) -> str:
 
 async def forked(api: Api, made: list[str], **params: Any) -> list[str]:
     answer = await api.rpc("fork", **params)
+    assert answer["copied"] == ["files", "limits", "env", "metadata", "timeouts", "volumes"]
     assert answer["not_copied"] == ["processes", "contexts", "terminals", "sessions"]
     ids = [each["id"] for each in answer["sandboxes"]]
     made += ids

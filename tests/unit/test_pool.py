@@ -172,8 +172,11 @@ async def test_a_shelf_of_silent_boxes_keeps_nobody_long(
         await filled(b, pools.TRIES + 2)
         for id in in_pool(b):
             b.world.agents[id].mute = True
-        made = await b.service.create(CreateRequest())
+        with capture_logs() as logs:
+            made = await b.service.create(CreateRequest())
         assert (made.started, shelf(b).discarded) == (Started.COLD, pools.TRIES)
+        reasons = {each["reason"] for each in logs if each["event"] == "ready box not used"}
+        assert reasons == {"it did not answer within 0.05 s"}
 
 
 @pytest.mark.parametrize("end", ["kill", "mute"])

@@ -102,7 +102,7 @@ class SandboxesView(View, frozen=True, kw_only=True):
 
 class ForkView(View, frozen=True, kw_only=True):
     sandboxes: list[SandboxView]
-    copied: tuple[str, ...] = ("files", "limits", "env", "metadata")
+    copied: tuple[str, ...] = ("files", "limits", "env", "metadata", "timeouts", "volumes")
     not_copied: tuple[str, ...] = ("processes", "contexts", "terminals", "sessions")
 
 

@@ -218,8 +218,11 @@ class Pool:
         return True
 
     async def _alive(self, box: Box) -> None:
-        async with asyncio.timeout(PATIENCE):
-            await self._warm.ping(box)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._warm.ping(box)
+        except TimeoutError as error:
+            raise UnavailableError(f"it did not answer within {PATIENCE} s") from error
 
     async def _adjust(self, box: Box, own: Limits, wanted: Limits) -> None:
         if wanted == own or not isinstance(box, Adjustable):
