@@ -139,7 +139,7 @@ class Bubblewrap(Rival):
                 self._command += ["--symlink", f"usr/{name}", f"/{name}"]
         self._command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "true"]
         if shutil.which("bwrap") is None:
-            self.give_up("bwrap is not installed")
+            self.give_up("bwrap is not installed (Debian: bubblewrap)")
 
     def round(self, count: int) -> None:
         if self._whole.missing:
