@@ -390,7 +390,7 @@ static void count(pid_t pid, void *arg) {
     struct tally *t = arg;
     struct seen p;
     if (pid == 1 || forker_is(pid) || !read_stat(pid, &p) || is_dead(&p)) return;
-    t->processes++;
+    t->processes += p.threads > 1 ? (int)p.threads : 1; /* as a cgroup counts them, and the limit */
     t->cpu_ms += (double)p.ticks * 1000.0 / (double)sysconf(_SC_CLK_TCK);
     t->rss += (uint64_t)p.pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }

@@ -202,7 +202,7 @@ def _usages(usages: Sequence[SandboxUsage]) -> Iterator[Family]:
     for kind, name, help, read in (
         ("counter", "cpu_seconds", "CPU time.", _cpu_seconds),
         ("gauge", "memory_bytes", "Memory in use.", lambda u: u.memory_bytes),
-        ("gauge", "processes", "Processes that run.", lambda u: u.processes),
+        ("gauge", "processes", "Processes and threads that run.", lambda u: u.processes),
         ("gauge", "disk_bytes", "Disk in use.", lambda u: u.disk_bytes),
         ("counter", "read_bytes", "Read from the machine's disks.", lambda u: u.io_read_bytes),
         ("counter", "written_bytes", "Written to them.", lambda u: u.io_write_bytes),

@@ -185,6 +185,18 @@ class TestUsage:
             if during.processes is not None:
                 assert 1 <= during.processes < 10
 
+    async def test_threads_count_as_processes(self, subject: Subject) -> None:
+        """As they do for the limit."""
+        code = (
+            "import threading, time\n"
+            "for _ in range(9): threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+            "print('ready')\n"
+        )
+        async with await subject.start_python(code) as stream:
+            await anext(stream)
+            during = await subject.link.usage()
+            assert during.processes is None or 10 <= during.processes < 20
+
     async def test_the_disk_is_measured(self, subject: Subject) -> None:
         before = await subject.link.usage()
         await subject.sh("head -c 5000000 /dev/urandom > file; sync; touch 1 2 3 4 5")
