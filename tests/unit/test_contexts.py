@@ -36,6 +36,7 @@ from capsule.service import (
     LiveRun,
     RunResult,
     Service,
+    interpreters,
 )
 from capsule.service.context import MAX_WAITING
 from capsule.service.context_calls import default_record
@@ -88,8 +89,9 @@ class Box:
         self.contexts = service.contexts
 
     @classmethod
-    async def create(cls, service: Service, template: str = "python") -> Box:
-        return cls(service, (await service.create(CreateRequest(template))).id)
+    async def create(cls, service: Service, template: str = "python", **limits: int) -> Box:
+        made = await service.create(CreateRequest(template, limits=limits))
+        return cls(service, made.id)
 
     async def context(self, language: str | None = None) -> str:
         return (await self.contexts.create(self.id, ContextCall(language))).id
@@ -643,6 +645,33 @@ async def test_a_sandbox_has_only_so_many(box: Box) -> None:
         await box.context("bash")
     with pytest.raises(CapacityError, match=f"limit {MAX_CONTEXTS}"):
         await box.context("bash")
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [(29, "has 22 of 29 .* signal 6"), (25, "has 25 of 25 .* does not get ready")],
+)
+async def test_too_few_processes_for_another_interpreter_are_said(
+    folder: Path, limit: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node has eleven threads. Without the last of them it aborts, without the first it hangs."""
+    monkeypatch.setattr(interpreters, "LOOK_AFTER", 0.5)
+    async with serving(folder) as service:
+        box = await Box.create(service, "node", processes=limit)
+        first, second = await box.context(), await box.context()
+        with pytest.raises(CapacityError, match=said) as error:
+            await box.context()
+        assert "limits.processes" in (error.value.hint or "")
+        assert error.value.details["limit"] == limit
+        assert [each.id for each in await box.contexts.list(box.id)] == [first, second]
+        await box.contexts.delete(box.id, first)
+        assert texts(await box.run("6 * 7", await box.context())) == ["42"]
+
+
+async def test_a_death_at_the_start_that_no_limit_explains(box: Box) -> None:
+    await box.run("open('dies.py', 'w').write('import os; os.abort()')")
+    with pytest.raises(InvalidError, match=r"cannot be used: .* killed by signal 6"):
+        await box.contexts.create(box.id, ContextCall(imports=["dies"]))
 
 
 async def test_a_language_without_a_kernel_says_which_have_one(folder: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import structlog
 
 from capsule.errors import (
+    CapacityError,
     CapsuleError,
     ConflictError,
     InvalidError,
@@ -17,7 +18,7 @@ from capsule.errors import (
     UnavailableError,
 )
 from capsule.link.link import AgentLink
-from capsule.model import MIB, ROOT, ExecId, ExecRequest, Template
+from capsule.model import MIB, ROOT, ExecId, ExecRequest, Exit, Reason, Template
 from capsule.service import kernel_wire as wire
 from capsule.service.context import Context, ContextRecord
 from capsule.service.entry import Entry, as_root
@@ -31,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 KEPT = 16 * MIB  # output the agent keeps for a server that is behind; above the usual output_limit
 START_BUDGET = 60.0
+STARTS_WITH = 16  # processes and threads that one may need to start: Node has 11
+LOOK_AFTER = 3.0  # seconds between looks at one that is not ready
 
 
 class Interpreters:
@@ -48,7 +51,7 @@ class Interpreters:
         try:
             with self._permits.take(entry):
                 context.talk = Talk(await link.exec(request), record.kernel, record.nonce)
-                await _greet(record, context.talk)
+                await _started(entry, link, record, context.talk)
         except BaseException as error:
             reason = error.message if isinstance(error, CapsuleError) else "it was not started"
             await hang_up(context)
@@ -139,7 +142,8 @@ async def start_ahead(
     request = await _request(template, record, environ)
     async with await link.exec(request) as stream:
         try:
-            await _greet(record, Talk(stream, record.kernel, record.nonce))
+            if not await _greet(record, Talk(stream, record.kernel, record.nonce)):
+                raise _unusable(record, stream.exit)
         except BaseException:
             await link.kill(request.id)
             raise
@@ -162,7 +166,8 @@ async def _request(
     )
 
 
-async def _greet(record: ContextRecord, talk: Talk) -> None:
+async def _greet(record: ContextRecord, talk: Talk) -> bool:
+    """False: it has ended before it was ready."""
     await talk.stream.send(wire.hello(record.kernel, record.nonce, record.imports))
     try:
         async with asyncio.timeout(START_BUDGET):
@@ -173,14 +178,54 @@ async def _greet(record: ContextRecord, talk: Talk) -> None:
             hint="import less in advance, or give the sandbox more of a core",
         ) from None
     if ready is None:
-        raise InvalidError(
-            f"the {record.language} interpreter of this sandbox cannot be used:"
-            f" {describe(talk.stream.exit)}",
-            hint="a context needs Python 3.8, Node 18 or bash 4.4, or newer",
-            field="language",
-        )
+        return False
     for name, problem in wire.words(ready.failed).items():
         raise InvalidError(f"imports: {brief(name)} failed: {problem}", field="imports")
+    return True
+
+
+async def _started(entry: Entry, link: AgentLink, record: ContextRecord, talk: Talk) -> None:
+    """Returns when it is ready. Without the threads that it needs Node aborts, or hangs."""
+    greeting = asyncio.create_task(_greet(record, talk))
+    try:
+        while not (await asyncio.wait({greeting}, timeout=LOOK_AFTER))[0]:
+            if record.kernel == "node":
+                await _check_room(entry, link, record, "it does not get ready", needed=1)
+        if not greeting.result():
+            exit = talk.stream.exit
+            if exit is not None and exit.reason is Reason.SIGNALED:
+                await _check_room(entry, link, record, describe(exit), needed=STARTS_WITH)
+            raise _unusable(record, exit)
+    finally:
+        greeting.cancel()
+        await asyncio.gather(greeting, return_exceptions=True)
+
+
+async def _check_room(
+    entry: Entry, link: AgentLink, record: ContextRecord, why: str, *, needed: int
+) -> None:
+    """Raises CapacityError when the sandbox has not so many processes left."""
+    try:
+        used = (await link.usage()).processes
+    except CapsuleError:
+        return
+    limit = entry.limits.processes
+    if used is not None and used + needed > limit:
+        raise CapacityError(
+            f"sandbox {entry.id} has {used} of {limit} processes and threads, which leaves too few"
+            f" for another {record.language} interpreter: {why}",
+            hint="delete a context, or create the sandbox with more `limits.processes`",
+            sandbox_id=entry.id,
+            limit=limit,
+        )
+
+
+def _unusable(record: ContextRecord, exit: Exit | None) -> InvalidError:
+    return InvalidError(
+        f"the {record.language} interpreter of this sandbox cannot be used: {describe(exit)}",
+        hint="a context needs Python 3.8, Node 18 or bash 4.4, or newer",
+        field="language",
+    )
 
 
 async def kill(link: AgentLink, context: Context, reason: str) -> None:
