@@ -9,7 +9,7 @@ import pytest
 
 from capsule.errors import GoneError, NotFoundError, UnavailableError
 from capsule.model import Isolation, SandboxId, Started, State
-from capsule.service import CreateRequest, ExecCall
+from capsule.service import CreateRequest, ExecCall, lull
 from capsule.service.entry import Entry
 from tests.support import eventually
 from tests.unit.service_double import Bench, World, bench
@@ -60,6 +60,24 @@ async def test_the_pool_makes_it_warm(tmp_path: Path) -> None:
         made = await b.service.create(CreateRequest())
         await eventually(lambda: b.service.pool().shelves[0].ready == 1, what="a box is ready")
         assert (await b.service.reset(made.id)).started is Started.WARM
+
+
+async def test_the_pool_is_filled_after_the_old_box_is_gone(tmp_path: Path) -> None:
+    """A launch beside the removal made a reset slower than a delete and a create."""
+    async with bench(tmp_path, pool_min=1) as b:
+        made = await b.service.create(CreateRequest())
+        await eventually(lambda: b.service.pool().shelves[0].ready == 1, what="a box is ready")
+        old = Gate(box_of(b, made.id))
+        b.provider.before_destroy = old.hold
+        resetting = asyncio.create_task(b.service.reset(made.id))
+        await old.came.wait()
+        await b.service._pool.round()
+        assert (b.service.pool().launching, b.service.pool().shelves[0].ready) == (0, 0)
+        b.clock.pass_time(lull.LONGEST)  # but it does not wait for ever
+        await b.service._pool.round()
+        await eventually(lambda: b.service.pool().shelves[0].ready == 1, what="another is ready")
+        old.go.set()
+        assert (await resetting).started is Started.WARM
 
 
 async def test_a_restarted_server_finds_the_new_box(tmp_path: Path) -> None:

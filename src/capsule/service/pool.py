@@ -33,6 +33,7 @@ from capsule.service.budget import Budget
 from capsule.service.clock import Clock
 from capsule.service.context import ContextRecord
 from capsule.service.line import Line, Place
+from capsule.service.lull import Lull
 from capsule.service.shelf import Kind, Shelf, ShelfStatus, Stocked
 from capsule.service.tasks import Tasks
 from capsule.service.templates import shares
@@ -90,6 +91,7 @@ class Pool:
         self._providers = providers
         self._catalog = catalog
         self._clock = clock
+        self.lull = Lull(clock, self._fill_soon)
         self._named = tuple(_named(text, config) for text in config.pool_templates)
         self._shelves: dict[Kind, Shelf] = {}
         self._lines: dict[str, Line[Wish, Box]] = {}
@@ -342,6 +344,7 @@ class Pool:
     def _may_stock(self, shelf: Shelf) -> bool:
         return (
             shelf.short()
+            and not self.lull.holds()
             and self._stocking < STOCKING
             and shelf.retry_at <= self._clock.monotonic()
             and self._budget.affords(shelf)

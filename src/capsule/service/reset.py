@@ -67,8 +67,10 @@ class Resets:
     async def _reset(self, entry: Entry, to: Target) -> None:
         entry.using += 1  # it is not idle
         try:
-            old = await self._exchange(entry, to)
-            if not await to_the_end(self._pool.remove(old)):
+            with self._pool.lull.kept():  # to fill the shelf again takes longer than all of this
+                old = await self._exchange(entry, to)
+                removed = await to_the_end(self._pool.remove(old))
+            if not removed:
                 raise UnavailableError(
                     f"sandbox {entry.id} was reset, but its old box is not removed yet",
                     hint="what ran in it may run on for a while; its removal is tried again",
