@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from capsule.errors import (
     CapacityError,
@@ -18,10 +19,12 @@ from capsule.errors import (
     NotFoundError,
     NotSupportedError,
 )
-from capsule.model import MIB
+from capsule.model import MIB, Isolation
 from capsule.service import CreateRequest, ExecCall, Service, VolumeWish
 from capsule.service.values import Volume
 from tests.support import backends, eventually
+from tests.support.folders import server_folder
+from tests.unit.test_pool_real import serving as pooled
 from tests.unit.test_service_real import folder, serving
 from tests.unit.test_snapshots_real import sh
 
@@ -61,6 +64,16 @@ async def test_it_is_shared_and_outlives_sandboxes_and_the_server(folder: Path) 
         assert await asyncio.to_thread(backends.of(folder).volumes, folder) == []
         with pytest.raises(NotFoundError):
             await make(service, wish)
+
+
+async def test_a_level_without_layers_refuses_them_in_words() -> None:
+    with capture_logs() as logs, server_folder("cs-") as at:
+        async with pooled(at, isolation=Isolation.LANDLOCK) as service:
+            with pytest.raises(NotSupportedError, match="has no disk of its own"):
+                await service.volumes.create("one")
+            with pytest.raises(NotSupportedError, match="provider local cannot mount volumes here"):
+                await make(service, VolumeWish("one", DATA))
+    assert [line for line in logs if line["log_level"] == "warning"] == []
 
 
 def devices(folder: Path) -> list[str]:

@@ -145,7 +145,7 @@ class Admission:
         if not request.volumes:
             return ()
         provider = self.provider(request.provider)
-        self.require("volume", provider, field="volumes")
+        self.require("volume", provider, field="volumes", what="mount volumes")
         return self.mounts(request.volumes, provider, tenant, home)
 
     def _on_timeout(self, request: CreateRequest) -> str:

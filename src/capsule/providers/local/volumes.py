@@ -95,7 +95,8 @@ class Volumes:
         for name in (id, id + _SIZED):
             with suppress(FileNotFoundError):
                 os.rename(self._path(name), draft)
-        remove_tree(draft)
+        with suppress(FileNotFoundError):  # there was never any
+            remove_tree(draft)
 
     def ids(self) -> list[str]:
         with suppress(FileNotFoundError):
