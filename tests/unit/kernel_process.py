@@ -17,13 +17,19 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 import msgspec
+import pytest
+from _pytest.mark import ParameterSet
 
 from capsule.service import kernel_wire as wire
 from capsule.service.kernel_wire import Ended, Raised, Ready, Said, Shown, Splitter
+from tests.support.engine import CACHE
 
 NONCE = "fedcba9876543210"
-OPTIONS = {"python": ("-u", "-c"), "node": ("-e",), "bash": ("-c",)}
-IDLE = {"node": "await new Promise(done => setTimeout(done, 50))", "bash": "sleep 0.05"}
+OPTIONS = {
+    "python": ("-u", "-c"),
+    "node": ("--no-force-async-hooks-checks", "-e"),
+    "bash": ("-c",),
+}
 SOURCES = {"python": "python.py", "node": "node.js", "bash": "bash.sh"}
 
 
@@ -33,6 +39,15 @@ def pythons() -> tuple[str, ...]:
     homes = sorted(Path(sys.base_prefix).parent.glob("3.*/bin/python3"))
     able = [str(home) for home in homes if int(home.parts[-3].split(".")[1]) >= 8]
     return ("python3", *able)
+
+
+def nodes() -> list[ParameterSet]:
+    """The Node of this machine, and those that scripts/test-machine has unpacked."""
+    others = sorted(CACHE.glob("node/*/bin/node"))
+    return [
+        pytest.param("node", id="node"),
+        *(pytest.param(str(each), id=each.parts[-3], marks=pytest.mark.slow) for each in others),
+    ]
 
 
 @dataclass
@@ -137,10 +152,10 @@ class KernelProcess:
             _, said = self._heard.get(timeout=15)
             assert isinstance(said, bytes)
             seen += said.decode()
-        self.signal()
+        self.interrupt()
         done = self.finish(pressing=self.kernel != "python")
-        for _ in range(self.pressed):
-            self.run(IDLE[self.kernel])  # what was sent once too often is for this one
+        for _ in range(self.pressed if self.kernel == "bash" else 0):
+            self.run("sleep 0.05")  # what was sent once too often is for this one
         return done
 
     def _hear(self, *, pressing: bool) -> tuple[int, Said]:
@@ -149,11 +164,16 @@ class KernelProcess:
                 return self._heard.get(timeout=0.5)
             except queue.Empty:
                 self.pressed += 1
-                self.signal()  # as the server does: the last one may have been lost
+                self.interrupt()  # as the server does: the last one may have been lost
         return self._heard.get(timeout=15)
 
     def raw(self, data: bytes) -> None:
         self._send(data)
+
+    def interrupt(self) -> None:
+        """As the server does."""
+        word = wire.interrupt(self.kernel, self.number)
+        self.raw(word) if word else self.signal()
 
     def signal(self) -> None:
         os.killpg(self._process.pid, signal.SIGINT)

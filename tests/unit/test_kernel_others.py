@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from capsule.service import kernel_wire as wire
 from tests.support import component_missing, wait_for
-from tests.unit.kernel_process import KernelProcess, plain
+from tests.unit.kernel_process import KernelProcess, nodes, plain
 
 
 def started(kernel: str, program: str) -> Iterator[KernelProcess]:
@@ -22,6 +24,11 @@ def started(kernel: str, program: str) -> Iterator[KernelProcess]:
 @pytest.fixture
 def node() -> Iterator[KernelProcess]:
     yield from started("node", "node")
+
+
+@pytest.fixture(params=nodes())
+def any_node(request: pytest.FixtureRequest) -> Iterator[KernelProcess]:
+    yield from started("node", request.param)
 
 
 @pytest.fixture
@@ -89,19 +96,85 @@ def test_javascript_errors_come_without_our_frames(node: KernelProcess) -> None:
     assert statement.error.value.endswith("; use require() or await import()")
 
 
-ENDLESS = (
-    "console.log('on'); while (true) {}",
-    "setTimeout(() => console.log('on'), 20); await new Promise(() => {})",
-)
+FOREVER = "; await new Promise(() => {})"
+ENDLESS = {
+    "busy": "while (true) {}",
+    "waiting": FOREVER,
+    "busy after a wait": "await 1; while (true) {}",
+    "busy in promises": "for (;;) await null",
+    "promises that make promises": "(function f() { Promise.resolve().then(f) })()" + FOREVER,
+    "a timer": "setTimeout(() => { console.log('on'); while (true) {} }, 1)" + FOREVER,
+    "a timer again and again": "setInterval(() => { console.log('on'); for (;;); }, 1)" + FOREVER,
+    "a callback": "require('fs').stat('/', () => { console.log('on'); for (;;); })" + FOREVER,
+    "ticks": "process.nextTick(function f() { process.nextTick(f); slow() })" + FOREVER,
+    "printing": "await 1; for (;;) console.log('x'.repeat(100))",
+    "showing": "await 1; for (;;) display({ a: 1 })",
+    "a pattern": "await 1; /(a+)+$/.test('a'.repeat(60) + 'b')",
+    "a lock": "await 1; Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)",
+    "a child": "await 1; require('child_process').execSync('sleep 60')",
+    "a module": "await import('data:text/javascript,for(;;);')",
+    "the value's own text": "({ [Symbol.for('nodejs.util.inspect.custom')]() { for (;;); } })",
+}
+STATE = "const x = 7; function slow() { for (const end = Date.now() + 5; Date.now() < end; ); }"
 
 
-@pytest.mark.parametrize("code", ENDLESS, ids=["busy", "waiting"])
-def test_javascript_is_interrupted(node: KernelProcess, code: str) -> None:
-    node.run("const x = 7")
-    done = node.interrupted(code, after="on")
+@pytest.mark.parametrize("what", ENDLESS)
+def test_javascript_is_interrupted(any_node: KernelProcess, what: str) -> None:
+    any_node.run(STATE)
+    code = ENDLESS[what]
+    done = any_node.interrupted(
+        code if "'on'" in code else f"console.log('on'); {code}", after="on"
+    )
     assert done.error is not None
     assert (done.status, done.error.name) == ("interrupted", "Interrupted")
-    assert node.run("x").text == "7"
+    after = any_node.run("console.log('out'); console.error('err'); x")
+    assert (after.text, after.stdout, after.stderr) == ("7", "out\n", "err\n")
+
+
+def test_javascript_that_was_left_behind_gives_way_to_an_interrupt(any_node: KernelProcess) -> None:
+    """Its run has ended long ago; the one that is interrupted cannot begin."""
+    any_node.run("const x = 7; setTimeout(() => { while (true) {} }, 5)")
+    any_node.begin("await new Promise((go) => setTimeout(go, 60_000))")
+    time.sleep(0.05)
+    any_node.interrupt()
+    assert any_node.finish().status == "interrupted"
+    assert any_node.run("x").text == "7"
+
+
+def test_javascript_can_be_interrupted_at_any_moment(any_node: KernelProcess) -> None:
+    busy = "for (const end = Date.now() + 22; Date.now() < end; ) {0}; 5"
+    kinds = [busy.format(each) for each in ("", "await null")]
+    kinds += [f"await 1; {kinds[0]}", "await new Promise((go) => setTimeout(go, 22)); 5"]
+    pick, seen = random.Random(1), set()
+    for _ in range(60):
+        any_node.begin(pick.choice(kinds))
+        time.sleep(pick.uniform(0, 0.03))
+        any_node.interrupt()
+        done = any_node.finish()
+        seen.add(done.status)
+        assert done.status == "interrupted" or done.text == "5"
+        assert any_node.run("await new Promise((go) => setTimeout(go, 1)); 7").text == "7"
+    assert seen == {"interrupted", "ok"}
+
+
+def test_javascript_that_nothing_will_wake_is_not_collected(any_node: KernelProcess) -> None:
+    collect = "require('v8').setFlagsFromString('--expose-gc'); var gc = require('vm')"
+    any_node.run(f"{collect}.runInNewContext('gc')")
+    code = "setTimeout(() => { gc(); gc(); console.log('on'); }, 20)"
+    assert any_node.interrupted(code + FOREVER, after="on").status == "interrupted"
+    assert any_node.run("gc(); gc(); 7").text == "7"
+
+
+def test_javascript_ends_when_it_is_told_to(any_node: KernelProcess) -> None:
+    any_node.interrupted("console.log('on'); while (true) {}", after="on")
+    any_node.begin("process.exit(5)")
+    assert any_node.wait() == 5
+
+
+def test_javascript_that_need_not_wait_is_done_when_its_run_ends(node: KernelProcess) -> None:
+    code = "(async () => { for (let i = 0; i < 50; i++) await i; console.log('done') })(); 1"
+    assert node.run(code).stdout == "done\n"
+    assert "Uncaught Error: no" in node.run("Promise.reject(new Error('no')).finally(); 1").stderr
 
 
 def test_javascript_that_waits_is_told_of_an_interrupt(node: KernelProcess) -> None:

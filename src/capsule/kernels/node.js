@@ -1,8 +1,13 @@
 // Capsule's JavaScript kernel: runs pieces of code, one after the other, in one global scope.
 //
-// Started as `node -e SOURCE`; any Node from 18 on, no packages. It speaks what spec/kernel.md
-// says. V8's own evaluation for consoles (replMode) lets `const`, `let` and `class` be declared
-// again and takes a top-level await; a SIGINT ends it even in the middle of an endless loop.
+// Started as `node --no-force-async-hooks-checks -e SOURCE`; any Node from 18 on, no packages. It
+// speaks what spec/kernel.md says. V8's own evaluation for consoles (replMode) lets `const`, `let`
+// and `class` be declared again and takes a top-level await.
+//
+// Code may keep this thread for ever, at once or in a callback years later. So a second thread, the
+// guard, reads the requests; where an interrupt is not heard here, it stops the code as a debugger
+// would. What is stopped ends without a word, with everything that called it: the state of a run is
+// in `job`, and whoever comes next can go on from there.
 (() => {
   'use strict';
   const fs = require('fs');
@@ -10,7 +15,10 @@
   const vm = require('vm');
   const { Readable } = require('stream');
   const { createRequire } = require('module');
-  const inspector = require('inspector');
+  const { Session } = require('inspector');
+  const { Worker, SHARE_ENV } = require('worker_threads');
+  const { setImmediate } = require('timers');
+  const v8 = require('v8');
 
   const PIECE = 4096 - 22;
   const LONGEST_TEXT = 1 << 20;
@@ -24,21 +32,16 @@
     'application/json': 'json', 'application/pdf': 'pdf', 'application/javascript': 'javascript',
   };
   const BINARY = ['png', 'jpeg', 'pdf'];
-  const FRAMES = /\n\s+at (?:Session\.post|.*\[eval\]|.*node:inspector)[^]*$/;
+  const FRAMES = /\n\s+at (?:Session\.post|.*\bcapsule-kernel\b|.*node:inspector)[^]*$/;
 
   let marker = '\0';
   let run = 0;
-  let interrupted = null; // rejects what the run waits for
-  let own = false; // the next SIGINT is one that we sent
+  let job = null; // the run that is under way
 
-  const session = new inspector.Session();
+  const isOld = parseInt(process.versions.node, 10) < 20; // its debugger dies now and then, see below
+
+  const session = new Session();
   session.connect();
-
-  function post(method, params) {
-    return new Promise((resolve, reject) => {
-      session.post(method, params, (error, reply) => (error ? reject(error) : resolve(reply)));
-    });
-  }
 
   // ---- the way out
 
@@ -187,13 +190,17 @@
   }
 
   const here = { value: undefined };
+  // The promises of runs that have not ended. V8 would tell of one that nothing refers to any more
+  // in the middle of its garbage collection, of which Node dies.
+  const kept = new Set();
 
   // The value behind an inspector's reply. Its functions run where the value is, that is here.
-  async function fetch(reply) {
+  function fetch(reply) {
     if (reply.objectId) {
       const functionDeclaration =
         'function () { "use strict"; globalThis[Symbol.for("capsule.kernel")].value = this; }';
-      await post('Runtime.callFunctionOn', { objectId: reply.objectId, functionDeclaration });
+      session.post('Runtime.callFunctionOn', { objectId: reply.objectId, functionDeclaration });
+      session.post('Runtime.releaseObject', { objectId: reply.objectId });
       const value = here.value;
       here.value = undefined;
       return value;
@@ -202,63 +209,68 @@
     return reply.value;
   }
 
-  function begin(code) {
-    const expression = `${withImports(code)}\n//# sourceURL=run-${run}.js`;
-    let reply;
-    here.begin = () => {
-      reply = post('Runtime.evaluate', { expression, replMode: true, awaitPromise: true });
-      reply.catch(() => {});
-    };
-    try {
-      const start = 'globalThis[Symbol.for("capsule.kernel")].begin()';
-      vm.runInThisContext(start, { breakOnSigint: true });
-    } catch (error) {
-      throw error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' ? new Interrupted() : error;
-    }
-    return reply;
-  }
-
   // V8's consoles know no dynamic import of their own; this one does.
   function withImports(code) {
     return code.replace(/(?<![\w$.'"`])import(?=\s*\()/g, 'globalThis[Symbol.for("capsule.import")]');
   }
 
-  async function evaluate(code) {
-    const stopped = new Promise((resolve, reject) => {
-      interrupted = () => reject(new Interrupted());
+  function begin(request) {
+    run = request.run;
+    const env = request.env || {};
+    const mine = { before: Object.keys(env).map((name) => [name, process.env[name]]) };
+    job = mine;
+    Object.assign(process.env, env);
+    const expression = `${withImports(request.code)}\n//# sourceURL=run-${run}.js`;
+    const how = { expression, replMode: true, awaitPromise: true };
+    const stop = v8.promiseHooks.onInit((promise) => {
+      kept.add(promise);
+      mine.promise = promise;
+      stop();
     });
-    stopped.catch(() => {});
-    const reply = await Promise.race([begin(code), stopped]);
-    if (reply.exceptionDetails) {
-      const thrown = reply.exceptionDetails.exception;
-      throw thrown ? await fetch(thrown) : new Error(reply.exceptionDetails.text);
-    }
-    return Promise.race([fetch(reply.result), stopped]); // a promise is awaited on the way
+    session.post('Runtime.evaluate', how, (error, reply) => {
+      kept.delete(mine.promise);
+      settle(mine, error, reply);
+    });
+    stop(); // code with a wrong syntax makes no promise
   }
 
-  async function execute(code, env) {
-    let status = 'ok';
-    const before = Object.keys(env).map((name) => [name, process.env[name]]);
-    try {
-      Object.assign(process.env, env);
-      const value = await evaluate(code);
-      if (value !== undefined) send(describe(value, true));
-    } catch (error) {
-      status = error instanceof Interrupted ? 'interrupted' : 'error';
-      report(error);
+  function settle(mine, error, reply) {
+    const give = (value) => setImmediate(succeed, mine, value); // when all that need not wait is done
+    const refuse = (reason) => setImmediate(fail, mine, reason);
+    if (error) return refuse(new Interrupted()); // there is no other: what it runs may only throw
+    if (reply.exceptionDetails) {
+      const { exception, text } = reply.exceptionDetails;
+      return refuse(exception ? fetch(exception) : new Error(text));
     }
-    interrupted = null;
-    for (const [name, value] of before) {
+    Promise.resolve(fetch(reply.result)).then(give, refuse);
+  }
+
+  function succeed(mine, value) {
+    if (job !== mine) return;
+    if (value !== undefined) send(describe(value, true));
+    end('ok');
+  }
+
+  function fail(mine, error) {
+    if (job !== mine) return;
+    report(error);
+    end(error instanceof Interrupted ? 'interrupted' : 'error');
+  }
+
+  function end(status) {
+    for (const [name, value] of job.before) {
       if (value === undefined) delete process.env[name];
       else process.env[name] = value;
     }
-    return { k: 'end', run, status };
+    job = null;
+    send({ k: 'end', run }, 2);
+    send({ k: 'end', run, status });
+    work();
   }
 
   // ---- requests
 
   const waiting = [];
-  let busy = false;
   let greeted = false;
 
   function take(line) {
@@ -269,30 +281,32 @@
       return; // half a line, from a server that died while it wrote
     }
     if (!greeted) hello(request);
-    else if (request.op === 'interrupt') return interrupt(request.run);
+    else if (request.op === 'interrupt') interrupt(request.run);
     else waiting.push(request);
-    if (!busy) work();
+    work();
   }
 
-  // We hear of it while the run waits. Its child processes get what a terminal would send them, and so do we.
-  function interrupt(number) {
-    if (number !== run || !interrupted) return;
-    send({ k: 'hit', run });
-    own = true;
-    process.kill(0, 'SIGINT');
-    interrupted();
-  }
-
-  async function work() {
-    busy = true;
-    while (waiting.length) {
+  function work() {
+    while (!job && waiting.length) {
       const request = waiting.shift();
-      run = request.run;
-      const end = request.op === 'sync' ? { k: 'sync', run } : await execute(request.code, request.env || {});
-      send({ k: end.k, run }, 2);
-      send(end);
+      if (request.op !== 'sync') {
+        handOver();
+        begin(request);
+        continue;
+      }
+      send({ k: 'sync', run: request.run }, 2);
+      send({ k: 'sync', run: request.run });
     }
-    busy = false;
+  }
+
+  // Its child processes get what a terminal would send them, and so do we.
+  function interrupt(number) {
+    const signalled = Atomics.exchange(shared, SIGNALLED, 0);
+    if (job && number === run) {
+      if (!signalled) process.kill(0, 'SIGINT');
+      fail(job, new Interrupted());
+    }
+    setImmediate(() => Atomics.add(shared, HEARD, 1)); // once nothing holds this thread
   }
 
   function hello(request) {
@@ -307,6 +321,7 @@
       }
     }
     send({ k: 'ready', version: process.versions.node, failed });
+    startGuard();
   }
 
   // The pipe of requests moves to a descriptor that child processes do not inherit.
@@ -322,7 +337,186 @@
     return fd;
   }
 
-  const requests = fs.createReadStream(null, { fd: ownRequests(), autoClose: false });
+  const requests = ownRequests();
+  let rest = Buffer.alloc(0);
+  let handed = false; // it is the guard who reads
+
+  function read() {
+    const piece = Buffer.alloc(65536);
+    fs.read(requests, piece, 0, piece.length, null, (error, length) => {
+      if (error || length === 0) process.exit(0);
+      rest = Buffer.concat([rest, piece.subarray(0, length)]);
+      readLines();
+    });
+  }
+
+  function readLines() {
+    for (let at; !handed && (at = rest.indexOf(10)) >= 0; ) {
+      const line = rest.subarray(0, at).toString();
+      rest = rest.subarray(at + 1);
+      take(line);
+    }
+    if (!handed) read();
+  }
+
+  // ---- the guard
+
+  const HEARD = 0; // how many interrupts this thread has heard
+  const SIGNALLED = 1; // child processes have got the one that comes
+  const shared = new Int32Array(new SharedArrayBuffer(8));
+  let guard = null;
+
+  function startGuard() {
+    if (isOld) v8.setFlagsFromString('--no-sparkplug'); // of functions that this has compiled
+    try {
+      const options = { eval: true, env: SHARE_ENV, execArgv: [], workerData: { shared, HEARD, SIGNALLED, isOld } };
+      guard = new Worker(`(${watch})()`, options);
+    } catch {
+      return; // no thread is to be had: we can be interrupted while we wait, and only then
+    }
+    guard.on('message', (line) => (line === null ? process.exit(0) : take(line)));
+    guard.on('error', () => {
+      guard = null;
+      if (handed) {
+        handed = false;
+        readLines();
+      }
+    });
+  }
+
+  function handOver() {
+    if (handed || !guard) return;
+    handed = true;
+    guard.postMessage({ requests, rest });
+  }
+
+  // Runs in a thread of its own, and so sees nothing of what is around it.
+  function watch() {
+    const { parentPort, workerData } = require('worker_threads');
+    const { Session } = require('inspector');
+    const { Socket } = require('net');
+
+    const SOON = 20; // milliseconds within which an interrupt is heard, if nothing keeps the thread
+    const INTERRUPT = /^\s*\{"op":\s*"interrupt"/;
+    const MOST_STEPS = 500;
+
+    const { shared, HEARD, SIGNALLED, isOld } = workerData;
+    const isDeaf = () => Atomics.load(shared, HEARD) < told;
+    const held = [];
+    let told = 0;
+    let session = null;
+    let urgent = null; // the interrupt that is to be heard before anything else is passed on
+
+    parentPort.once('message', ({ requests, rest }) => {
+      const pipe = new Socket({ fd: requests, readable: true, writable: false });
+      const feed = (data) => {
+        rest = Buffer.concat([rest, data]);
+        for (let at; (at = rest.indexOf(10)) >= 0; rest = rest.subarray(at + 1)) {
+          take(rest.subarray(0, at).toString());
+        }
+      };
+      feed(Buffer.alloc(0));
+      pipe.on('data', feed);
+      pipe.on('end', () => parentPort.postMessage(null));
+    });
+
+    // What is asked for after an interrupt waits until that is heard: it must not be hit.
+    function take(line) {
+      if (line === urgent) {
+        signal(); // a child process may have come in between
+      } else if (urgent !== null) {
+        held.push(line);
+      } else {
+        parentPort.postMessage(line);
+        if (INTERRUPT.test(line)) follow(line);
+      }
+    }
+
+    function signal() {
+      Atomics.store(shared, SIGNALLED, 1);
+      process.kill(0, 'SIGINT');
+    }
+
+    function follow(line) {
+      const since = Date.now();
+      let giveUp = null;
+      urgent = line;
+      told += 1;
+      const timer = setInterval(() => {
+        if (isDeaf()) {
+          if (!giveUp && Date.now() - since > SOON) giveUp = hunt();
+          return;
+        }
+        clearInterval(timer);
+        if (giveUp) giveUp();
+        urgent = null;
+        while (held.length && urgent === null) take(held.shift());
+      }, 1);
+    }
+
+    // The thread is stopped as by a debugger, and code that is neither ours nor Node's is ended where
+    // it is; if that was not enough (it has had itself called again, by nextTick say), where it
+    // begins. Node's own functions, and ours, are let go on to their end: a stream that is stopped
+    // while it writes would never write again.
+    function hunt() {
+      signal(); // it may wait for a child process
+      const urls = new Map();
+      const isTheirs = ({ location }) => !/^(node:|capsule-kernel)/.test(urls.get(location.scriptId));
+      let shots = 0;
+      let steps = 0;
+      let entered = false;
+      let timer = null;
+
+      const pause = () => session.post('Debugger.pause');
+      const goOn = (wait) => {
+        session.post('Debugger.resume');
+        timer = setInterval(pause, wait); // more than once: one that comes too early is not heard
+      };
+      const step = (how, wait) => {
+        steps += 1;
+        entered = how === 'stepInto';
+        session.post(`Debugger.${how}`);
+        timer = setInterval(() => {
+          steps = MOST_STEPS; // it does not come to an end
+          pause();
+        }, wait);
+      };
+      const look = ({ params: { callFrames } }) => {
+        clearInterval(timer);
+        const theirs = callFrames.map(isTheirs);
+        const patient = steps < MOST_STEPS;
+        if (!isDeaf()) goOn(1);
+        else if (!theirs.includes(true)) shots && patient ? step('stepInto', 50) : goOn(1);
+        else if (patient && !theirs[0]) step('stepOut', 500);
+        else if (patient && shots && !entered) step('stepOut', 50);
+        else {
+          session.post('Runtime.terminateExecution');
+          goOn(50);
+          shots += 1;
+          steps = 0;
+          entered = false;
+        }
+      };
+
+      if (!session) {
+        session = new Session();
+        session.connectToMainThread();
+      }
+      session.on('Debugger.scriptParsed', ({ params }) => urls.set(params.scriptId, params.url));
+      session.on('Debugger.paused', look);
+      session.post('Debugger.enable');
+      pause();
+      return () => {
+        clearInterval(timer);
+        session.removeAllListeners();
+        session.post('Debugger.disable');
+        if (isOld) return; // of a session that ends
+        session.disconnect();
+        session = null;
+      };
+    }
+  }
+
   const empty = Readable.from([]);
   empty.fd = 0;
   Object.defineProperty(process, 'stdin', { configurable: true, get: () => empty });
@@ -338,21 +532,11 @@
   writeAtOnce(process.stdout);
   writeAtOnce(process.stderr);
   globalThis.require = createRequire(`${process.cwd()}/`);
-  process.on('SIGINT', () => {
-    if (!own && interrupted) interrupted();
-    own = false;
-  });
+  process.on('SIGINT', () => {}); // meant for child processes
   // What goes wrong after a run has ended is told, and is no reason to end the interpreter.
   const late = (error) => process.stderr.write(`Uncaught ${util.inspect(error)}\n`);
   process.on('uncaughtException', late);
   process.on('unhandledRejection', late);
-
-  let rest = Buffer.alloc(0);
-  requests.on('data', (data) => {
-    rest = Buffer.concat([rest, data]);
-    for (let at; (at = rest.indexOf(10)) >= 0; rest = rest.subarray(at + 1)) {
-      take(rest.subarray(0, at).toString());
-    }
-  });
-  requests.on('end', () => process.exit(0));
+  read();
 })();
+//# sourceURL=capsule-kernel.js

@@ -178,13 +178,17 @@ class Contexts:
         if context.state != "running":
             return False
         async with visit as link:
-            if context.talk is not None:
-                context.talk.again()
-                run = context.record.run
-                wait = await context.talk.press(run)
-                self._tasks.spawn(_press(context, run, wait), f"interrupt {name}")
-                return True
-            return await link.kill(context.exec_id, signal="INT")
+            if context.talk is None and not context.turn.locked():  # begun before a restart
+                async with context.turn:
+                    with suppress(WrongStateError):  # dead since
+                        await self._interpreters.talk(visit.entry, link, context)
+            if context.talk is None:
+                return await link.kill(context.exec_id, signal="INT")
+            run = context.record.run if context.running else context.lost_run or 0
+            context.talk.again()
+            await context.talk.press(run)
+            self._tasks.spawn(_press(context, run), f"interrupt {name}")
+            return True
 
     async def restart(self, id: str, name: str) -> ContextInfo:
         """A fresh interpreter under the same id; a run under way ends with the old one."""
@@ -378,14 +382,14 @@ class Contexts:
         return validate.seconds("timeout", asked, 0.001, self._config.max_exec_timeout)
 
 
-async def _press(context: Context, run: int, wait: float) -> None:
+async def _press(context: Context, run: int) -> None:
     """Interrupt it again, while it goes on and was not hit."""
     for _ in range(_PRESSES):
-        await asyncio.sleep(wait)
+        await asyncio.sleep(wire.PRESS)
         talk = context.talk
         if talk is None or not context.running or context.record.run != run or talk.hit == run:
             return
-        wait = await talk.press(run)
+        await talk.press(run)
 
 
 def _recalled(record: ContextRecord) -> Context:

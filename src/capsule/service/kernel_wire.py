@@ -25,7 +25,6 @@ MAX_DEPTH = 64
 # An interrupt may come before a run has begun; a shell between two commands may lose one. So it is
 # repeated this often, until the run ends or says that it was hit.
 PRESS = 0.3
-PATIENCE = 0.3  # a kernel that is told, and says nothing, does not come to read
 
 _HEAD = 5  # after the marker: a flag and four hexadecimal digits
 NOTHING = msgspec.Raw()
@@ -120,8 +119,7 @@ def sync(kernel: str, number: int) -> bytes:
 
 
 def interrupt(kernel: str, number: int) -> bytes:
-    """For a kernel that reads while a run waits. Node dies of a SIGINT in the moment in which it
-    changes who hears of it: it is told, and signalled only if it does not read that."""
+    """For a kernel that reads while it runs code. Nothing: it wants a SIGINT."""
     return _line({"op": "interrupt", "run": number}) if kernel == "node" else b""
 
 

@@ -13,6 +13,8 @@ from capsule.model import Language, Template
 from capsule.service.code import find_language
 
 _FILE = "{file}"
+# Node ends itself when code was stopped in the middle of a callback, unless it is told not to look.
+_STOPPABLE = "--no-force-async-hooks-checks"
 
 
 class _Kind(NamedTuple):
@@ -24,7 +26,7 @@ class _Kind(NamedTuple):
 
 _KINDS = (
     _Kind("python", "python.py", re.compile(r"(python|pypy)(3(\.\d+)?)?", re.A), ("-u", "-c")),
-    _Kind("node", "node.js", re.compile(r"node(js)?", re.A), ("-e",)),
+    _Kind("node", "node.js", re.compile(r"node(js)?", re.A), (_STOPPABLE, "-e")),
     _Kind("bash", "bash.sh", re.compile(r"bash", re.A), ("-c",)),
 )
 

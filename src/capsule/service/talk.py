@@ -7,7 +7,6 @@ the interpreter.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -40,7 +39,6 @@ class Talk:
         self.lost_bytes = 0
         self.gaps = 0
         self.hit = 0  # the run that an interrupt has reached
-        self._told = (0, 0.0)  # the run whose kernel was told of one, and when
         self._splitters = {each: Splitter(nonce) for each in (Stream.STDOUT, Stream.STDERR)}
 
     async def hear(self) -> Iterable[Heard] | None:
@@ -62,23 +60,15 @@ class Talk:
         return [(item.stream, each) for each in said]
 
     def again(self) -> None:
-        """What it was told before was not enough: code may swallow an interrupt. Node's cannot."""
-        if self.kernel != "node":
-            self.hit = 0
+        """What it was told before was not enough: code may swallow an interrupt."""
+        self.hit = 0
 
-    async def press(self, run: int) -> float:
-        """Interrupt the run that is under way; in how many seconds it is time for another try."""
-        word = wire.interrupt(self.kernel, run)
-        if word:
-            now, (told, at) = time.monotonic(), self._told
-            if told != run:
-                self._told = run, now
-                await self.stream.send(word)
-                return wire.PATIENCE
-            if self.hit == run or now < at + wire.PATIENCE:
-                return wire.PATIENCE
-        await self.stream.signal("INT")
-        return wire.PRESS
+    async def press(self, run: int) -> None:
+        """Interrupt the run that is under way."""
+        if word := wire.interrupt(self.kernel, run):
+            await self.stream.send(word)
+        else:
+            await self.stream.signal("INT")
 
     def rest(self) -> Iterable[Heard]:
         """What was held back, as it might have become a message."""
@@ -202,8 +192,8 @@ class Conversation:
         if self._talk.hit == self._live.run:
             self._deadline = kill_at
             return
-        wait = await self._talk.press(self._live.run)
-        self._deadline = min(self._loop.time() + wait, kill_at)
+        await self._talk.press(self._live.run)
+        self._deadline = min(self._loop.time() + wire.PRESS, kill_at)
 
     def _take(self, heard: Iterable[Heard]) -> None:
         for stream, said in heard:
