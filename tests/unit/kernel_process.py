@@ -147,16 +147,19 @@ class KernelProcess:
     def interrupted(self, code: str, *, after: str) -> Done:
         """Run code, and interrupt it once it has printed `after`."""
         self.begin(code)
-        seen = ""
-        while after not in seen:
-            _, said = self._heard.get(timeout=15)
-            assert isinstance(said, bytes)
-            seen += said.decode()
+        self.hear_printed(after)
         self.interrupt()
         done = self.finish(pressing=self.kernel != "python")
         for _ in range(self.pressed if self.kernel == "bash" else 0):
             self.run("sleep 0.05")  # what was sent once too often is for this one
         return done
+
+    def hear_printed(self, text: str) -> None:
+        seen = ""
+        while text not in seen:
+            _, said = self._heard.get(timeout=15)
+            assert isinstance(said, bytes)
+            seen += said.decode()
 
     def _hear(self, *, pressing: bool) -> tuple[int, Said]:
         for _ in range(30 if pressing else 0):
@@ -175,8 +178,8 @@ class KernelProcess:
         word = wire.interrupt(self.kernel, self.number)
         self.raw(word) if word else self.signal()
 
-    def signal(self) -> None:
-        os.killpg(self._process.pid, signal.SIGINT)
+    def signal(self, number: int = signal.SIGINT) -> None:
+        os.killpg(self._process.pid, number)
 
     def wait(self) -> int:
         return self._process.wait(timeout=15)

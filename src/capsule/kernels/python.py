@@ -43,6 +43,17 @@ MIME = {
 }
 
 
+class Last:
+    """Goes with its exception: where that was swallowed, the next one is due."""
+
+    def __init__(self, wire):
+        self.wire = wire
+
+    def __del__(self):
+        if self.wire.running and self.wire.insisting and self.wire._is_main():
+            self.wire.arm(sys._getframe(1))
+
+
 class Wire:
     """The way out. A message that has begun is finished: an interrupt waits for its end."""
 
@@ -50,10 +61,10 @@ class Wire:
         self.requests = os.fdopen(os.dup(0), "rb")
         self.out, self.err = os.dup(1), os.dup(2)  # not inherited by child processes
         self.marker = b"\0"
-        self.running = self.pending = False
+        self.running = self.pending = self.insisting = False
         self.run = 0
         self.shields = 0
-        self.struck = None
+        self.struck = self.alarm = None
         self._main = threading.get_ident()
         self._lock = threading.RLock()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -84,9 +95,55 @@ class Wire:
 
     def strike(self):
         """Told, so that nobody sends it again: a second one would hit what cleans up."""
+        if self.insisting:
+            raise self.unswallowed()
         self._put(self.out, {"k": "hit", "run": self.run})
         self.struck = KeyboardInterrupt()
         raise self.struck
+
+    def insist(self, signum, frame):
+        """Code may have swallowed its interrupt, or not wanted to hear of it. From now on another
+        one follows each that is swallowed, so that it leaves its handlers and loops as well."""
+        if not self.running:
+            return
+        if not self.insisting:
+            self.insisting = True
+            signal.signal(signal.SIGINT, self.interrupt)
+            self.alarm = signal.signal(signal.SIGALRM, self.insist)
+        signal.setitimer(signal.ITIMER_REAL, 0.001)  # for what keeps the exception
+        if self.arm(frame):  # else it is on its way out
+            self.interrupt(signum, None)
+
+    def arm(self, frame):
+        """Its next line raises. Whether there is code of its own at all."""
+        theirs = False
+        sys.settrace(self.trace)
+        while frame is not None:
+            if frame.f_globals is not globals():
+                frame.f_trace, theirs = self.trace, True
+            frame = frame.f_back
+        return theirs
+
+    def trace(self, frame, event, arg):
+        if not self.running or frame.f_globals is globals():
+            return None
+        if event == "exception":
+            return self.trace
+        raise self.unswallowed()  # which ends the tracing
+
+    def unswallowed(self):
+        interrupt = KeyboardInterrupt()
+        interrupt.last = Last(self)
+        return interrupt
+
+    def rest(self):
+        """The run is over."""
+        self.running = False
+        if self.insisting:
+            sys.settrace(None)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self.alarm or signal.SIG_DFL)
+            self.insisting = False
 
     def dropped(self, what):
         """Python ignores what is raised in a `__del__`, or when a weak reference goes: then we try
@@ -619,6 +676,7 @@ class Kernel:
 
     def serve(self):
         signal.signal(signal.SIGINT, self.wire.interrupt)
+        signal.signal(signal.SIGQUIT, self.wire.insist)
         sys.unraisablehook = self.wire.dropped
         self.hello(json.loads(self.wire.requests.readline()))
         for line in self.wire.requests:
@@ -667,7 +725,7 @@ class Kernel:
         try:
             return self.execute(code)
         except KeyboardInterrupt:  # it came between two lines of ours
-            self.wire.running = False
+            self.wire.rest()
             return {"k": "end", "run": self.run, "status": "interrupted"}
 
     def execute(self, code):
@@ -679,11 +737,11 @@ class Kernel:
             try:
                 part()
             except BaseException as error:
-                self.wire.running = False
+                self.wire.rest()
                 if status == "ok" and os.getpid() == self.pid:
                     self.report(error)
                 status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
-            self.wire.running = False
+            self.wire.rest()
             if status == "interrupted" or os.getpid() != self.pid:
                 break
         return {"k": "end", "run": self.run, "status": status}

@@ -123,6 +123,11 @@ def interrupt(kernel: str, number: int) -> bytes:
     return _line({"op": "interrupt", "run": number}) if kernel == "node" else b""
 
 
+def insist(kernel: str) -> str:
+    """The signal for code that was interrupted and goes on. Nothing: the kernel has none."""
+    return "QUIT" if kernel == "python" else ""
+
+
 def _line(request: dict[str, Any]) -> bytes:
     return json.dumps(request).encode() + b"\n"
 

@@ -1,7 +1,7 @@
 """A connection to a kernel, and a run over it: from the request to both of its end marks.
 
-A run's timeout interrupts it, as a person would; what goes on after GRACE is killed, and with it
-the interpreter.
+A run's timeout interrupts it, as a person would. What swallows that is insisted on, and what goes
+on after GRACE is killed, and with it the interpreter.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from capsule.service.kernel_wire import (
 from capsule.service.live_run import LiveRun, Tally, Text
 
 GRACE = 3.0
+INSIST = 2.0  # after the first; so long it may clean up undisturbed
 STALL = 90.0  # how long a run's output may wait for whoever follows it, all in all
 _SETTLE = 1.0  # how long one stream's end mark may come after the other's
 
@@ -70,6 +71,11 @@ class Talk:
         else:
             await self.stream.signal("INT")
 
+    async def insist(self) -> None:
+        """It was interrupted, and goes on."""
+        if signal := wire.insist(self.kernel):
+            await self.stream.signal(signal)
+
     def rest(self) -> Iterable[Heard]:
         """What was held back, as it might have become a message."""
         for stream, splitter in self._splitters.items():
@@ -106,6 +112,7 @@ class Outcome:
     exit_code: int | None = None
     timed_out: bool = False
     killed: bool = False
+    insisted: bool = False
     kill_at: float = 0.0  # on the loop's clock
     exit: Exit | None = None  # of the interpreter, which has ended
 
@@ -187,13 +194,19 @@ class Conversation:
             await self._kill()
 
     async def _press(self) -> None:
-        """Interrupt it, unless that has reached it already."""
-        kill_at = self._outcome.kill_at
-        if self._talk.hit == self._live.run:
-            self._deadline = kill_at
+        """Interrupt it, unless that has reached it already; then insist, in time."""
+        outcome, now = self._outcome, self._loop.time()
+        insist_at = outcome.kill_at - GRACE + INSIST
+        if now >= insist_at and not outcome.insisted:
+            outcome.insisted = True
+            await self._talk.insist()
+        elif self._talk.hit != self._live.run:
+            await self._talk.press(self._live.run)
+            self._deadline = min(
+                now + wire.PRESS, insist_at if now < insist_at else outcome.kill_at
+            )
             return
-        await self._talk.press(self._live.run)
-        self._deadline = min(self._loop.time() + wire.PRESS, kill_at)
+        self._deadline = outcome.kill_at if outcome.insisted else insist_at
 
     def _take(self, heard: Iterable[Heard]) -> None:
         for stream, said in heard:
