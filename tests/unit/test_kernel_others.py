@@ -113,9 +113,18 @@ ENDLESS = {
     "a lock": "await 1; Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)",
     "a child": "await 1; require('child_process').execSync('sleep 60')",
     "a module": "await import('data:text/javascript,for(;;);')",
+    "the end of the stack": "(function f() { try { f() } catch { for (;;); } })()",
+    "a scope": "await 1; await als.run(1, async () => { await 1; for (;;); })",
+    "a scope of a timer": "als.run(1, setTimeout, () => { console.log('on'); for (;;); })"
+    + FOREVER,
     "the value's own text": "({ [Symbol.for('nodejs.util.inspect.custom')]() { for (;;); } })",
 }
-STATE = "const x = 7; function slow() { for (const end = Date.now() + 5; Date.now() < end; ); }"
+STATE = """
+const x = 7;
+const als = new (require('async_hooks').AsyncLocalStorage)();
+als.run(1, () => {}); // from now on Node checks its scopes
+function slow() { for (const end = Date.now() + 5; Date.now() < end; ); }
+"""
 
 
 @pytest.mark.parametrize("what", ENDLESS)
@@ -127,8 +136,8 @@ def test_javascript_is_interrupted(any_node: KernelProcess, what: str) -> None:
     )
     assert done.error is not None
     assert (done.status, done.error.name) == ("interrupted", "Interrupted")
-    after = any_node.run("console.log('out'); console.error('err'); x")
-    assert (after.text, after.stdout, after.stderr) == ("7", "out\n", "err\n")
+    after = any_node.run("console.log('out'); console.error('err'); [x, als.getStore()]")
+    assert (after.text, after.stdout, after.stderr) == ("[ 7, undefined ]", "out\n", "err\n")
 
 
 def test_javascript_that_was_left_behind_gives_way_to_an_interrupt(any_node: KernelProcess) -> None:
@@ -188,6 +197,47 @@ def test_javascript_that_waits_is_told_of_an_interrupt(node: KernelProcess) -> N
     wait_for(lambda: node.run(children).text == "''", what="the child got it, too")
     node.raw(wire.interrupt("node", node.number))  # of one that is over
     assert node.run("await new Promise((go) => setTimeout(go, 50)); 7").text == "7"
+
+
+def test_javascript_is_not_interrupted_for_another_run(node: KernelProcess) -> None:
+    node.run("1")
+    node.begin("console.log('on'); for (const end = Date.now() + 200; Date.now() < end; ); 5")
+    node.hear_printed("on")
+    node.raw(wire.interrupt("node", node.number - 1))
+    assert node.finish().text == "5"
+
+
+def test_javascript_presses_in_a_row_are_for_one_run(node: KernelProcess) -> None:
+    """The child of the next run gets its own."""
+    spawns = "child = require('child_process').spawn('sleep', ['60']); console.log('on')"
+    for _ in range(5):
+        node.begin(f"{spawns}; await new Promise(() => {{}})")
+        node.hear_printed("on")
+        node.interrupt()
+        time.sleep(0.0012)
+        node.interrupt()
+        assert node.finish().status == "interrupted"
+        gone = "child.signalCode || await new Promise((go) => child.on('exit', (c, s) => go(s)))"
+        assert node.run(gone).text == "'SIGINT'"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "process.removeAllListeners('SIGINT')",
+        "process.kill = () => { throw new Error('x') }",
+        "Promise.prototype.then = () => { throw new Error('x') }",
+        "Promise.resolve = () => { throw new Error('x') }",
+        "globalThis.setImmediate = null",
+    ],
+)
+def test_javascript_that_changes_what_we_use(node: KernelProcess, code: str) -> None:
+    node.run(code)
+    done = node.interrupted("console.log('on'); await new Promise(() => {})", after="on")
+    assert done.status == "interrupted"
+    done = node.interrupted("console.log('on'); for (;;);", after="on")
+    assert done.status == "interrupted"
+    assert node.run("7").text == "7"
 
 
 def test_javascript_forms_by_mime_type(node: KernelProcess) -> None:

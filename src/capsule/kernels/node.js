@@ -16,6 +16,7 @@
   const { Readable } = require('stream');
   const { createRequire } = require('module');
   const { Session } = require('inspector');
+  const { AsyncResource } = require('async_hooks');
   const { Worker, SHARE_ENV } = require('worker_threads');
   const { setImmediate } = require('timers');
   const v8 = require('v8');
@@ -33,6 +34,23 @@
   };
   const BINARY = ['png', 'jpeg', 'pdf'];
   const FRAMES = /\n\s+at (?:Session\.post|.*\bcapsule-kernel\b|.*node:inspector)[^]*$/;
+
+  const asyncWrap = (() => {
+    const before = process.noDeprecation;
+    process.noDeprecation = true; // there is no other way to it
+    try {
+      return process.binding('async_wrap');
+    } catch {
+      return null; // a Node that has it no longer
+    } finally {
+      process.noDeprecation = before;
+    }
+  })();
+
+  // Taken before code can replace them.
+  const kill = process.kill.bind(process);
+  const resolve = Promise.resolve.bind(Promise);
+  const then = Function.prototype.call.bind(Promise.prototype.then);
 
   let marker = '\0';
   let run = 0;
@@ -189,7 +207,7 @@
     }
   }
 
-  const here = { value: undefined };
+  const here = { value: undefined, forget };
   // The promises of runs that have not ended. V8 would tell of one that nothing refers to any more
   // in the middle of its garbage collection, of which Node dies.
   const kept = new Set();
@@ -216,6 +234,7 @@
 
   function begin(request) {
     run = request.run;
+    ignoreSignal();
     const env = request.env || {};
     const mine = { before: Object.keys(env).map((name) => [name, process.env[name]]) };
     job = mine;
@@ -227,11 +246,19 @@
       mine.promise = promise;
       stop();
     });
-    session.post('Runtime.evaluate', how, (error, reply) => {
+    const settled = (error, reply) => {
       kept.delete(mine.promise);
       settle(mine, error, reply);
-    });
+    };
+    // In a scope of its own: what AsyncLocalStorage keeps there does not stay for the next run.
+    const scope = new AsyncResource('run');
+    scope.runInAsyncScope(() => session.post('Runtime.evaluate', how, settled));
     stop(); // code with a wrong syntax makes no promise
+  }
+
+  // What is about to be ended never leaves the scopes that it is in. Node checks that, and dies.
+  function forget() {
+    if (asyncWrap) asyncWrap.clearAsyncIdStack();
   }
 
   function settle(mine, error, reply) {
@@ -242,7 +269,7 @@
       const { exception, text } = reply.exceptionDetails;
       return refuse(exception ? fetch(exception) : new Error(text));
     }
-    Promise.resolve(fetch(reply.result)).then(give, refuse);
+    then(resolve(fetch(reply.result)), give, refuse);
   }
 
   function succeed(mine, value) {
@@ -290,7 +317,7 @@
     while (!job && waiting.length) {
       const request = waiting.shift();
       if (request.op !== 'sync') {
-        handOver();
+        handOver(request.run);
         begin(request);
         continue;
       }
@@ -299,15 +326,20 @@
     }
   }
 
-  // Its child processes get what a terminal would send them, and so do we.
   function interrupt(number) {
-    const signalled = Atomics.exchange(shared, SIGNALLED, 0);
-    if (job && number === run) {
-      if (!signalled) process.kill(0, 'SIGINT');
-      fail(job, new Interrupted());
-    }
     setImmediate(() => Atomics.add(shared, HEARD, 1)); // once nothing holds this thread
+    const signalled = Atomics.exchange(shared, SIGNALLED, 0);
+    if (!job || number !== run) return;
+    ignoreSignal();
+    if (!signalled) kill(0, 'SIGINT'); // as a terminal would; it is for child processes
+    fail(job, new Interrupted());
   }
+
+  function ignoreSignal() {
+    if (!process.listeners('SIGINT').includes(nothing)) process.on('SIGINT', nothing);
+  }
+
+  function nothing() {}
 
   function hello(request) {
     greeted = true;
@@ -368,26 +400,26 @@
 
   function startGuard() {
     if (isOld) v8.setFlagsFromString('--no-sparkplug'); // of functions that this has compiled
+    const workerData = { shared, HEARD, SIGNALLED, isOld };
     try {
-      const options = { eval: true, env: SHARE_ENV, execArgv: [], workerData: { shared, HEARD, SIGNALLED, isOld } };
-      guard = new Worker(`(${watch})()`, options);
+      guard = new Worker(`(${watch})()`, { eval: true, env: SHARE_ENV, execArgv: [], workerData });
     } catch {
       return; // no thread is to be had: we can be interrupted while we wait, and only then
     }
     guard.on('message', (line) => (line === null ? process.exit(0) : take(line)));
     guard.on('error', () => {
       guard = null;
-      if (handed) {
-        handed = false;
-        readLines();
-      }
+      if (handed) read();
+      handed = false;
     });
   }
 
-  function handOver() {
-    if (handed || !guard) return;
+  function handOver(last) {
+    if (handed || !guard || !requests) return;
+    const fd = fs.openSync(`/proc/self/fd/${requests}`, 'r'); // the guard's own
+    guard.postMessage({ fd, rest, last });
+    rest = Buffer.alloc(0);
     handed = true;
-    guard.postMessage({ requests, rest });
   }
 
   // Runs in a thread of its own, and so sees nothing of what is around it.
@@ -397,18 +429,22 @@
     const { Socket } = require('net');
 
     const SOON = 20; // milliseconds within which an interrupt is heard, if nothing keeps the thread
-    const INTERRUPT = /^\s*\{"op":\s*"interrupt"/;
+    const LATE = 1000; // milliseconds after which it is ended where nobody can see
+    const REQUEST = /^\s*\{"op":\s*"(run|interrupt)",\s*"run":\s*(\d+)/;
     const MOST_STEPS = 500;
+    const FORGET = 'globalThis[Symbol.for("capsule.kernel")].forget()';
 
     const { shared, HEARD, SIGNALLED, isOld } = workerData;
     const isDeaf = () => Atomics.load(shared, HEARD) < told;
     const held = [];
     let told = 0;
     let session = null;
+    let last = 0; // the run that was asked for
     let urgent = null; // the interrupt that is to be heard before anything else is passed on
 
-    parentPort.once('message', ({ requests, rest }) => {
-      const pipe = new Socket({ fd: requests, readable: true, writable: false });
+    parentPort.once('message', ({ fd, rest, last: begun }) => {
+      const pipe = new Socket({ fd, readable: true, writable: false });
+      last = begun;
       const feed = (data) => {
         rest = Buffer.concat([rest, data]);
         for (let at; (at = rest.indexOf(10)) >= 0; rest = rest.subarray(at + 1)) {
@@ -428,7 +464,9 @@
         held.push(line);
       } else {
         parentPort.postMessage(line);
-        if (INTERRUPT.test(line)) follow(line);
+        const [, op, number] = REQUEST.exec(line) || [];
+        if (op === 'run') last = number;
+        else if (op === 'interrupt' && number === String(last)) follow(line);
       }
     }
 
@@ -449,6 +487,7 @@
         }
         clearInterval(timer);
         if (giveUp) giveUp();
+        Atomics.store(shared, SIGNALLED, 0);
         urgent = null;
         while (held.length && urgent === null) take(held.shift());
       }, 1);
@@ -461,13 +500,25 @@
     function hunt() {
       signal(); // it may wait for a child process
       const urls = new Map();
-      const isTheirs = ({ location }) => !/^(node:|capsule-kernel)/.test(urls.get(location.scriptId));
+      const isKernel = ({ location }) => urls.get(location.scriptId) === 'capsule-kernel.js';
+      const isTheirs = (frame) =>
+        !isKernel(frame) && !/^node:/.test(urls.get(frame.location.scriptId));
+      let seen = Date.now();
       let shots = 0;
       let steps = 0;
       let entered = false;
       let timer = null;
 
-      const pause = () => session.post('Debugger.pause');
+      const pause = () => {
+        session.post('Debugger.setSkipAllPauses', { skip: false });
+        session.post('Debugger.pause');
+        if (Date.now() - seen > LATE) end();
+      };
+      const end = () => {
+        session.post('Debugger.setSkipAllPauses', { skip: true }); // also one that was asked for
+        session.post('Runtime.evaluate', { expression: FORGET });
+        session.post('Runtime.terminateExecution');
+      };
       const goOn = (wait) => {
         session.post('Debugger.resume');
         timer = setInterval(pause, wait); // more than once: one that comes too early is not heard
@@ -483,14 +534,16 @@
       };
       const look = ({ params: { callFrames } }) => {
         clearInterval(timer);
-        const theirs = callFrames.map(isTheirs);
+        seen = Date.now();
+        const theirs = callFrames.findIndex(isTheirs);
         const patient = steps < MOST_STEPS;
+        const sends = callFrames.slice(0, theirs).some(isKernel);
         if (!isDeaf()) goOn(1);
-        else if (!theirs.includes(true)) shots && patient ? step('stepInto', 50) : goOn(1);
-        else if (patient && !theirs[0]) step('stepOut', 500);
+        else if (theirs < 0) shots && patient ? step('stepInto', 50) : goOn(1);
+        else if (theirs > 0 && (patient || sends)) step('stepOut', 500);
         else if (patient && shots && !entered) step('stepOut', 50);
         else {
-          session.post('Runtime.terminateExecution');
+          end();
           goOn(50);
           shots += 1;
           steps = 0;
@@ -506,6 +559,7 @@
       session.on('Debugger.paused', look);
       session.post('Debugger.enable');
       pause();
+      timer = setInterval(pause, 50);
       return () => {
         clearInterval(timer);
         session.removeAllListeners();
@@ -532,7 +586,6 @@
   writeAtOnce(process.stdout);
   writeAtOnce(process.stderr);
   globalThis.require = createRequire(`${process.cwd()}/`);
-  process.on('SIGINT', () => {}); // meant for child processes
   // What goes wrong after a run has ended is told, and is no reason to end the interpreter.
   const late = (error) => process.stderr.write(`Uncaught ${util.inspect(error)}\n`);
   process.on('uncaughtException', late);

@@ -70,6 +70,7 @@ class Snapshots:
         self._held: Counter[str] = Counter()  # layers in use that no record may have
         self._stacks: dict[str, _Stacks] = {}  # of sandboxes with steps, as they last were
         self._ended: deque[Entry] = deque()  # whose layers may be nobody's now
+        self._dropping = False
         self._tasks = Tasks()
 
     async def open(self) -> None:
@@ -365,22 +366,28 @@ class Snapshots:
         if self._unsure or not (entry.steps or entry.layers):
             return
         self._ended.append(entry)
-        if len(self._ended) == 1:
+        if not self._dropping:
+            self._dropping = True
             self._tasks.spawn(self._drop_ended(), "drop layers")
 
     async def _drop_ended(self) -> None:
-        while self._ended:
-            entry = self._ended[0]
-            try:
-                provider = self.layered(entry.provider)
-                for layer in self._layers_of(entry):
-                    if not self._has(layer):
-                        await to_the_end(provider.drop(layer))
-            except CapsuleError as error:
-                log.warning("layers not removed yet", sandbox=entry.id, reason=error.message)
-            finally:
-                self._stacks.pop(entry.id, None)
-                self._ended.popleft()
+        try:
+            while self._ended:
+                await self._drop_layers(self._ended[0])
+        finally:
+            self._dropping = False
+
+    async def _drop_layers(self, entry: Entry) -> None:
+        try:
+            provider = self.layered(entry.provider)
+            for layer in self._layers_of(entry):
+                if not self._has(layer):
+                    await to_the_end(provider.drop(layer))
+        except CapsuleError as error:
+            log.warning("layers not removed yet", sandbox=entry.id, reason=error.message)
+        finally:
+            self._stacks.pop(entry.id, None)
+            self._ended.popleft()
 
 
 def _key(snapshot: Snapshot) -> str:
