@@ -85,12 +85,13 @@ class Layers:
             await to_the_end(asyncio.to_thread(sync_file_system, self.folder))
 
     def remove(self, id: str) -> None:
-        """Renamed first: half a layer must not look like one. Two may do it at once. Blocks."""
+        """Renamed first: half a layer must not look like one, and of two who remove it one does.
+        What it could not remove goes with the next start. Blocks."""
         draft = self.folder / f".{id}"
         self._seen.forget(id)
         with suppress(FileNotFoundError):
             os.rename(self._path(id), draft)
-        remove_tree(draft)
+            remove_tree(draft)
 
     async def save(
         self,
