@@ -127,7 +127,13 @@ function slow() { for (const end = Date.now() + 5; Date.now() < end; ); }
 """
 
 
-@pytest.mark.parametrize("what", ENDLESS)
+QUICK = ("busy", "waiting", "busy after a wait")
+MOST = [each for each in ENDLESS if each not in QUICK]
+
+
+@pytest.mark.parametrize(
+    "what", [*QUICK, *(pytest.param(it, marks=pytest.mark.slow) for it in MOST)]
+)
 def test_javascript_is_interrupted(any_node: KernelProcess, what: str) -> None:
     any_node.run(STATE)
     code = ENDLESS[what]
@@ -150,6 +156,7 @@ def test_javascript_that_was_left_behind_gives_way_to_an_interrupt(any_node: Ker
     assert any_node.run("x").text == "7"
 
 
+@pytest.mark.slow
 def test_javascript_can_be_interrupted_at_any_moment(any_node: KernelProcess) -> None:
     busy = "for (const end = Date.now() + 22; Date.now() < end; ) {0}; 5"
     kinds = [busy.format(each) for each in ("", "await null")]
@@ -207,6 +214,7 @@ def test_javascript_is_not_interrupted_for_another_run(node: KernelProcess) -> N
     assert node.finish().text == "5"
 
 
+@pytest.mark.slow
 def test_javascript_presses_in_a_row_are_for_one_run(node: KernelProcess) -> None:
     """The child of the next run gets its own."""
     spawns = "child = require('child_process').spawn('sleep', ['60']); console.log('on')"
