@@ -194,19 +194,16 @@ class Conversation:
             await self._kill()
 
     async def _press(self) -> None:
-        """Interrupt it, unless that has reached it already; then insist, in time."""
+        """Interrupt it until that has reached it; insist, if it goes on for INSIST."""
         outcome, now = self._outcome, self._loop.time()
         insist_at = outcome.kill_at - GRACE + INSIST
         if now >= insist_at and not outcome.insisted:
             outcome.insisted = True
             await self._talk.insist()
-        elif self._talk.hit != self._live.run:
-            await self._talk.press(self._live.run)
-            self._deadline = min(
-                now + wire.PRESS, insist_at if now < insist_at else outcome.kill_at
-            )
-            return
         self._deadline = outcome.kill_at if outcome.insisted else insist_at
+        if self._talk.hit != self._live.run:
+            await self._talk.press(self._live.run)
+            self._deadline = min(self._deadline, now + wire.PRESS)
 
     def _take(self, heard: Iterable[Heard]) -> None:
         for stream, said in heard:
