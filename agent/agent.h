@@ -299,7 +299,7 @@ enum sweep { SWEEP_NOBODY, SWEEP_UNSURE, SWEEP_SOMEBODY };
 enum sweep sweep_signal(uint64_t tag, pid_t shepherd, int signal);
 pid_t sweep_above(pid_t pid, bool is(pid_t));
 void sweep_frozen(uint64_t tag);                      /* the last resort: stops the box for a moment */
-void sweep_descendants(void);                         /* kills and reaps all of the calling subreaper's */
+bool sweep_descendants(void);                         /* kills and reaps all of the calling subreaper's */
 void sweep_count(struct tally *t);
 bool sweep_paused(void);
 bool sweep_stop(void);                                /* everybody; false: not all of them stand still yet */

@@ -73,15 +73,16 @@ static void hear_init(void) {
     nheard = 0;
 }
 
-/* Every process of the box is dead when this returns. */
-static void end_processes(void) {
+/* Whether every process of the box is dead when this returns. */
+static bool end_processes(void) {
     close(keeper.ctl);
     if (!box.namespaces) freeze_end();
     if (!box.namespaces) return sweep_descendants();
-    if (keeper.init <= 0) return; /* reaped: the number may be another's by now */
+    if (keeper.init <= 0) return true; /* reaped: the number may be another's by now */
     kill(keeper.init, SIGKILL);   /* the kernel takes everyone in its pid namespace along */
     freeze_end();
     while (waitpid(keeper.init, NULL, 0) < 0 && errno == EINTR) {}
+    return true;
 }
 
 /* With little on it, to unmount the disk takes the kernel a millisecond. */
@@ -94,11 +95,11 @@ static bool disk_is_light(void) {
  * Nobody has to wait for that, unless there is much to write or to free: then whoever fills disks waits until they are empty. */
 static void shut_down(struct conn *asked) {
     drop_fd(&keeper.listener);
-    end_processes();
+    bool over = end_processes();
     if (!disk_is_light()) drop_fd(&keeper.disk_fd);
     box_remove();
-    if (asked) conn_reply(asked);
-    _exit(0);
+    if (asked && over) conn_reply(asked);
+    _exit(over ? 0 : 1);
 }
 
 /* Somebody may clear away our directory. Then no server finds the box any more, and nobody else would ever end it. */

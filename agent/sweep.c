@@ -375,15 +375,16 @@ pid_t sweep_above(pid_t pid, bool is(pid_t)) {
     return pid > 1 ? pid : 0;
 }
 
-/* As a subreaper we inherit every orphan: without a child of our own there is nobody left. */
-void sweep_descendants(void) {
+/* As a subreaper we inherit every orphan: without a child of our own there is nobody left. false: somebody may be. */
+bool sweep_descendants(void) {
     for (int pass = 0; pass < 5000; pass++) {
         pid_t dead;
         signal_descendants(getpid(), SIGKILL);
         while ((dead = waitpid(-1, NULL, WNOHANG)) > 0) {}
-        if (dead < 0 && errno == ECHILD) return;
+        if (dead < 0 && errno == ECHILD) return true;
         usleep(1000);
     }
+    return false;
 }
 
 static void count(pid_t pid, void *arg) {

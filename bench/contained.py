@@ -14,11 +14,11 @@ from subprocess import CalledProcessError
 import httpx
 
 from bench.capsule import clock
-from bench.pool import TARGET
+from bench.pool import QUICKER, TARGET
 from bench.rivals import Rival, compile_raw, timed_ms
 from bench.server import capsule_server
 from bench.stats import Measure
-from capsule_sdk import AsyncCapsuleClient, CapsuleClient, CapsuleError
+from capsule_sdk import AsyncCapsuleClient, Capsule, CapsuleClient, CapsuleError
 from tests.support import supervisor
 from tests.support.engine import EngineApi, EngineError, EngineMissing
 
@@ -66,7 +66,12 @@ class Contained(Rival):
         self._floor = Measure("inside it: fork + exec `true`", f"exec on {runtime}")
         self._run = Measure("Capsule SDK: run `print(1)`", f"run on {runtime}")
         self._warm = Measure("Capsule SDK: create, warm", f"create on {runtime}", target=TARGET)
+        self._again = Measure("Capsule SDK: delete + create, warm", f"reset on {runtime}")
+        self._reset = Measure(
+            "Capsule SDK: reset", f"reset on {runtime}", bound=(self._again, QUICKER)
+        )
         ours = [self._create, self._warm, self._exec, self._floor, self._run, self._delete]
+        ours += [self._reset, self._again]
         bare = [self._bare_create, self._bare_exec, self._command, self._bare_delete]
         self.measures = [*ours, *bare]
         if burst:
@@ -149,9 +154,16 @@ class Contained(Rival):
         self._filled()
         with clock(self._warm):
             sandbox = self._pooled.create("python")
-        if sandbox.info.started != "warm":
-            self._warm.samples.pop()
-            self._warm.note = "some started cold, and are left out"
+        _only_warm(self._warm, sandbox)
+        self._filled()
+        with clock(self._reset):
+            sandbox.reset()
+        _only_warm(self._reset, sandbox)
+        self._filled()
+        with clock(self._again):
+            sandbox.delete()
+            sandbox = self._pooled.create("python")
+        _only_warm(self._again, sandbox)
         sandbox.delete()
         self._filled()
 
@@ -192,6 +204,12 @@ class Contained(Rival):
 
     def close(self) -> None:
         self._held.close()
+
+
+def _only_warm(measure: Measure, sandbox: Capsule) -> None:
+    if sandbox.info.started != "warm":
+        measure.samples.pop()
+        measure.note = "some started cold, and are left out"
 
 
 class Roomy(Contained):

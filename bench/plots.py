@@ -19,7 +19,7 @@ GREENS = ("#1a7f37", "#6fbf73", "#0f766e", "#a3b818", "#2dd4bf", "#4d6b1f")
 OTHERS = ("#0969da", "#bc4c00", "#8250df", "#57606a", "#bf3989")
 SERIES = ("#1a7f37", "#0969da", "#bc4c00", "#8250df")
 DISTRIBUTIONS = (
-    *("create", "warm", "exec", "context", "delete", "one-shot"),
+    *("create", "warm", "reset", "exec", "context", "delete", "one-shot"),
     *("create on runc", "exec on runc"),
 )
 WIDTH, LEGEND = 440, 16

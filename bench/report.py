@@ -14,9 +14,10 @@ from bench import e2b, targets
 from bench.stats import Measure
 
 RUNTIMES = ("runc", "runsc")
-OPERATIONS = ("create", "exec", "run", "delete")
+OPERATIONS = ("create", "reset", "exec", "run", "delete")
 GROUPS = (
-    *("create", "warm", "exec", "run", "context", "delete", "one-shot", e2b.GROUP),
+    *("create", "warm", "reset", "exec", "run", "context", "delete", "one-shot"),
+    e2b.GROUP,
     *("snapshot", "steps", "scale"),
     *("growth", "rate", "transfer up", "transfer down", e2b.TRANSFER),
     *(f"{what} on {runtime}" for runtime in RUNTIMES for what in OPERATIONS),
@@ -46,7 +47,9 @@ def verdict(measure: Measure, slower: float = 1.0) -> str:
     if measure.bound is not None and measure.samples and measure.bound[0].samples:
         rival, factor = measure.bound
         met = measure.p50 <= factor * rival.p50
-        return f"{'met' if met else 'MISSED'} ({factor:.2g}× the Engine's)"
+        own = rival.name.startswith(OURS)
+        whose = rival.name.partition(": ")[2] if own else "the Engine's"
+        return f"{'met' if met else 'MISSED'} ({factor:.2g}× {whose})"
     if measure.target is None or not measure.samples:
         return ""
     if measure.unit == "count":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from capsule.model import MIB, Limits, Reason, Started, Template
 from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
 from capsule.service import CreateRequest, ExecCall, Service
+from capsule.testing.harness import until
 from tests.support import eventually
 from tests.support.images import Images
 
@@ -39,8 +42,18 @@ async def filled(service: Service) -> None:
     )
 
 
-async def owned(provider: DockerProvider) -> list[str]:
-    return [handle.sandbox_id async for handle in provider.owned()]
+async def only(provider: DockerProvider, count: int) -> bool:
+    return len([handle async for handle in provider.owned()]) == count
+
+
+def processes(argument: str) -> list[int]:
+    """Of this host, containers' included."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if argument.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 async def say(service: Service, id: str, script: str) -> str:
@@ -58,15 +71,18 @@ async def test_a_ready_container_is_taken_adjusted_and_exchanged(
         made = await service.create(SH)
         assert made.started is Started.WARM
         await say(service, made.id, "echo x > file; echo y > /tmp/file")
-        left = await service.start(made.id, ExecCall(("sleep", "1000")))
+        marked = str(time.time_ns())
+        left = await service.start(made.id, ExecCall(("sleep", marked)))
         await left.aclose()
         await filled(service)
+        assert await asyncio.to_thread(processes, marked) != []
         assert (await service.reset(made.id)).started is Started.WARM
+        assert await asyncio.to_thread(processes, marked) == []
         assert await say(service, made.id, "ls -A /workspace /tmp | grep file; :") == ""
         assert await service.execs(made.id) != []  # only what ran since
         assert [x.id for x in await service.execs(made.id) if x.running] == []
         await filled(service)
-        assert len(await owned(provider)) == 2
+        await until(lambda: only(provider, 2), what="the old container to go")
         await _adjusted(service)
         await service.delete(made.id)
         again = await asyncio.gather(*(service.create(SH) for _ in range(4)))

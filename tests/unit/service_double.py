@@ -270,6 +270,12 @@ async def _nothing(*_: object) -> None:
     pass
 
 
+class HaltableBox(FakeBox):
+    async def halt(self) -> None:
+        await self._provider.before_halt(self._id)
+        self._provider.world.agents[self._id].alive = False
+
+
 class FakeProvider(Provider):
     """`before_…` are where a test makes it slow, or fail."""
 
@@ -281,7 +287,9 @@ class FakeProvider(Provider):
         self.before_launch: Callable[[SandboxId], Awaitable[None]] = _nothing
         self.after_launch: Callable[[SandboxId], Awaitable[None]] = _nothing
         self.before_destroy: Callable[[SandboxId], Awaitable[None]] = _nothing
+        self.before_halt: Callable[[SandboxId], Awaitable[None]] = _nothing
         self.before_adopt: Callable[[SandboxId], Awaitable[None]] = _nothing
+        self.box: type[FakeBox] = FakeBox
         self.is_open = False
 
     async def open(self) -> None:
@@ -302,7 +310,7 @@ class FakeProvider(Provider):
         except BaseException:
             self.world.remove(sandbox_id)
             raise
-        return FakeBox(self, sandbox_id)
+        return self.box(self, sandbox_id)
 
     async def adopt(self, handle: Handle) -> Box | None:
         await self.before_adopt(handle.sandbox_id)

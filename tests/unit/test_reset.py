@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from capsule.errors import GoneError, NotFoundError, UnavailableError
 from capsule.model import Isolation, SandboxId, Started, State
-from capsule.service import CreateRequest, ExecCall, lull
+from capsule.service import CreateRequest, ExecCall, Sandbox, former
 from capsule.service.entry import Entry
 from tests.support import eventually
-from tests.unit.service_double import Bench, World, bench
+from tests.unit.service_double import Bench, HaltableBox, World, bench
 
 TRUE = ExecCall(("true",))
 WAIT = ExecCall(("wait",))
@@ -33,6 +35,22 @@ class Gate:
         if self._only in (None, id):
             self.came.set()
             await self.go.wait()
+
+
+@asynccontextmanager
+async def halting(folder: Path) -> AsyncIterator[tuple[Bench, Sandbox, Gate]]:
+    """A sandbox whose box ends before it is removed, which the gate holds up."""
+    async with bench(folder) as b:
+        b.provider.box = HaltableBox
+        made = await b.service.create(CreateRequest())
+        gate = Gate()
+        b.provider.before_destroy = gate.hold
+        yield b, made, gate
+        gate.go.set()
+
+
+async def agree(id: SandboxId) -> None:
+    pass
 
 
 async def refuse(id: SandboxId) -> None:
@@ -60,24 +78,6 @@ async def test_the_pool_makes_it_warm(tmp_path: Path) -> None:
         made = await b.service.create(CreateRequest())
         await eventually(lambda: b.service.pool().shelves[0].ready == 1, what="a box is ready")
         assert (await b.service.reset(made.id)).started is Started.WARM
-
-
-async def test_the_pool_is_filled_after_the_old_box_is_gone(tmp_path: Path) -> None:
-    """A launch beside the removal made a reset slower than a delete and a create."""
-    async with bench(tmp_path, pool_min=1) as b:
-        made = await b.service.create(CreateRequest())
-        await eventually(lambda: b.service.pool().shelves[0].ready == 1, what="a box is ready")
-        old = Gate(box_of(b, made.id))
-        b.provider.before_destroy = old.hold
-        resetting = asyncio.create_task(b.service.reset(made.id))
-        await old.came.wait()
-        await b.service._pool.round()
-        assert (b.service.pool().launching, b.service.pool().shelves[0].ready) == (0, 0)
-        b.clock.pass_time(lull.LONGEST)  # but it does not wait for ever
-        await b.service._pool.round()
-        await eventually(lambda: b.service.pool().shelves[0].ready == 1, what="another is ready")
-        old.go.set()
-        assert (await resetting).started is Started.WARM
 
 
 async def test_a_restarted_server_finds_the_new_box(tmp_path: Path) -> None:
@@ -145,6 +145,88 @@ async def test_an_old_box_that_does_not_go_is_told_and_removed_later(tmp_path: P
         await b.service.reaper.tidy()
         assert list(b.world.agents) == [box_of(b, made.id)]
         assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+
+
+async def test_nobody_waits_for_the_removal_of_what_is_halted(tmp_path: Path) -> None:
+    async with halting(tmp_path) as (b, made, gate):
+        assert (await b.service.reset(made.id)).state is State.RUNNING
+        await gate.came.wait()
+        assert not b.world.agents[made.id].alive
+        await b.service.reaper.tidy()
+        assert len(b.world.agents) == 2  # no orphan: somebody is at it
+        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
+        gate.go.set()
+        await eventually(lambda: len(b.world.agents) == 1, what="the old box is removed")
+        assert _entry(b, made.id).formers == set()
+
+
+async def test_what_does_not_halt_is_waited_for(tmp_path: Path) -> None:
+    async with halting(tmp_path) as (b, made, gate):
+        b.provider.before_halt = refuse
+        resetting = asyncio.create_task(b.service.reset(made.id))
+        await gate.came.wait()
+        await asyncio.sleep(0.01)
+        assert not resetting.done()
+        gate.go.set()
+        await resetting
+        assert list(b.world.agents) == [box_of(b, made.id)]
+
+
+async def test_what_halts_too_slowly_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(former, "HALT_BUDGET", 0.01)
+    async with halting(tmp_path) as (b, made, gate):
+        b.provider.before_halt = Gate().hold
+        gate.go.set()
+        await b.service.reset(made.id)
+        assert list(b.world.agents) == [box_of(b, made.id)]
+
+
+async def test_boxes_do_not_come_quicker_than_they_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(former, "MOST", 2)
+    async with halting(tmp_path) as (b, made, gate):
+        for _ in range(2):
+            await b.service.reset(made.id)
+        third = asyncio.create_task(b.service.reset(made.id))
+        await eventually(lambda: b.world.launched == 4, what="it has its next box")
+        await asyncio.sleep(0.01)
+        assert not third.done()
+        gate.go.set()
+        await third
+        await eventually(lambda: len(b.world.agents) == 1, what="the old boxes are removed")
+
+
+async def test_a_delete_waits_for_all_that_was_its_own(tmp_path: Path) -> None:
+    async with halting(tmp_path) as (b, made, gate):
+        await b.service.reset(made.id)
+        deleting = asyncio.create_task(b.service.delete(made.id))
+        await gate.came.wait()
+        await asyncio.sleep(0.01)
+        assert not deleting.done()
+        gate.go.set()
+        await deleting
+        assert b.world.agents == {}
+
+
+async def test_a_server_that_stops_removes_what_was_halted(tmp_path: Path) -> None:
+    async with halting(tmp_path) as (b, made, gate):
+        await b.service.reset(made.id)
+        asyncio.get_running_loop().call_later(0.01, gate.go.set)
+    assert list(b.world.agents) == [box_of(b, made.id)]
+
+
+async def test_what_was_halted_and_cannot_be_removed_is_tried_again(tmp_path: Path) -> None:
+    async with halting(tmp_path) as (b, made, _):
+        b.provider.before_destroy = refuse
+        await b.service.reset(made.id)
+        await eventually(lambda: _entry(b, made.id).formers == set(), what="it was given up")
+        assert len(b.world.agents) == 2
+        b.provider.before_destroy = agree
+        await b.service.reaper.tidy()
+        assert list(b.world.agents) == [box_of(b, made.id)]
 
 
 async def test_a_delete_in_the_middle_of_it_leaves_nothing(tmp_path: Path) -> None:

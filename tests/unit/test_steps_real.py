@@ -53,7 +53,8 @@ async def test_each_exec_leaves_a_step_and_undo_goes_back(folder: Path) -> None:
         assert await sh(service, id, "ls; cat a") == "a\n1\n"
         await service.steps.undo(id, 0)
         assert await sh(service, id, "ls") == ""
-        assert boxes(folder) == [service._sandboxes.find(id).box_id]
+        own = service._sandboxes.find(id).box_id
+        await eventually(lambda: boxes(folder) == [own], what="the other boxes to go")
 
 
 async def test_a_step_copies_what_changed_and_not_what_there_is(folder: Path) -> None:
@@ -266,6 +267,34 @@ async def test_what_only_a_deleted_sandbox_had_goes_with_it(folder: Path) -> Non
         assert await sh(service, again, "cat n") == "5\n", "it still has them"
         await service.delete(again)
         await eventually(lambda: layers(folder) == [], what="the last to go")
+
+
+async def test_a_box_has_its_layers_until_it_is_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(folder) as service:
+        id = await stepping(service, "echo 1 > n", "echo 2 > n")
+        await service.steps.undo(id, 2)
+        entry = service._sandboxes.find(id)
+        began = {layer.id for layer in entry.layers}
+        box, going = entry.box, asyncio.Event()
+        assert box is not None and began
+        destroy = box.destroy
+
+        async def halt() -> None:
+            """As if it had ended, which it does later."""
+
+        async def slowly() -> None:
+            await going.wait()
+            await destroy()
+
+        monkeypatch.setattr(box, "halt", halt, raising=False)
+        monkeypatch.setattr(box, "destroy", slowly)
+        await service.steps.undo(id, 0)
+        assert await sh(service, id, "ls") == ""
+        assert began <= set(layers(folder))
+        going.set()
+        await eventually(lambda: not began & set(layers(folder)), what="its layers to go, too")
 
 
 async def test_many_sandboxes_with_common_layers_end_at_once(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -225,6 +226,25 @@ async def test_snapshots_and_steps_leave_volumes_out_and_forks_have_them(folder:
         assert await sh(service, fork.id, "stat -c %s data/big; cat own") == "1000000\nx\n"
         await service.steps.undo(id, 0)
         assert await sh(service, id, "ls; stat -c %s data/big") == "data\n1000000\n"
+
+
+async def test_after_a_reset_nobody_from_before_writes_to_a_volume(folder: Path) -> None:
+    """Its old box may be there for a while after the answer; none of its programs is."""
+    async with serving(folder) as service:
+        await service.volumes.create("one")
+        id = await make(service, VolumeWish("one", DATA))
+        beats = "while :; do for n in 1 2 3; do (echo x > data/beat$n) & done; wait; done"
+        await sh(
+            service,
+            id,
+            f"setsid sh -c '{beats}' >/dev/null 2>&1 & while [ ! -e data/beat3 ]; do :; done",
+        )
+        await service.reset(id)
+        answered = time.time()
+        await asyncio.sleep(0.3)
+        last = await sh(service, id, "stat -c %.9Y data/beat*")
+        assert max(map(float, last.split())) <= answered
+        assert len(last.split()) == 3
 
 
 async def test_no_tenant_has_all_that_looks_into_volumes(

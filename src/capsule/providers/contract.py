@@ -34,6 +34,7 @@ __all__ = [
     "Capabilities",
     "FileChange",
     "Finding",
+    "Haltable",
     "Layered",
     "Mark",
     "Measured",
@@ -163,6 +164,17 @@ class Pausable(Protocol):
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+
+@runtime_checkable
+class Haltable(Protocol):
+    """A box whose programs can be ended sooner than all of it is removed."""
+
+    async def halt(self) -> None:
+        """Returns when none of its programs runs any more. `destroy` follows, and nothing else.
+
+        Raises UnavailableError when they may; then `destroy` is what ends them.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from capsule.providers.contract import Box
 from capsule.service.caller import DEFAULT_TENANT
 from capsule.service.carry import Session
 from capsule.service.clock import Clock
+from capsule.service.former import Former
 from capsule.service.template_names import shown
 from capsule.service.values import Sandbox
 
@@ -170,6 +171,7 @@ class Entry:
     launching: asyncio.Task[None] | None = None
     resetting: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
+    formers: set[Former] = field(default_factory=set)  # boxes before a reset, while they go
     # Two viewers that come at once must not start two shells of one name.
     joining: asyncio.Lock = field(default_factory=asyncio.Lock)
     # A pause and a resume that come at once are one after the other.

@@ -2,6 +2,7 @@
 
     Pool ─┬─ rounds        one task: looks after what is ready, lets go of what nobody needs
           ├─ stock KIND    one per box being launched for a shelf
+          ├─ part ID       one per box that a sandbox had before a reset
           └─ discard ID    one per box being removed
                            all ended by aclose, which leaves no box behind
 
@@ -32,8 +33,8 @@ from capsule.service.admission import new_id
 from capsule.service.budget import Budget
 from capsule.service.clock import Clock
 from capsule.service.context import ContextRecord
+from capsule.service.former import Former, Formers
 from capsule.service.line import Line, Place
-from capsule.service.lull import Lull
 from capsule.service.shelf import Kind, Shelf, ShelfStatus, Stocked
 from capsule.service.tasks import Tasks
 from capsule.service.templates import shares
@@ -91,7 +92,6 @@ class Pool:
         self._providers = providers
         self._catalog = catalog
         self._clock = clock
-        self.lull = Lull(clock, self._fill_soon)
         self._named = tuple(_named(text, config) for text in config.pool_templates)
         self._shelves: dict[Kind, Shelf] = {}
         self._lines: dict[str, Line[Wish, Box]] = {}
@@ -104,6 +104,7 @@ class Pool:
         self._open = False
         self._tasks = Tasks()
         self._discards = Tasks()
+        self._formers = Formers(self._discards, self.remove)
 
     def start(self) -> None:
         if max(self._config.pool_min, self._config.pool_max) > 0:
@@ -134,9 +135,10 @@ class Pool:
         """It is somebody else's now: a sandbox's, or the reaper's."""
         self._held.discard(box.handle.sandbox_id)
 
-    def keep(self, box: Box) -> None:
-        """It is no sandbox's any more, until `remove` is done with it."""
+    def part(self, box: Box, layers: frozenset[str]) -> Former:
+        """It is no sandbox's any more. On return its end has begun."""
         self._held.add(box.handle.sandbox_id)
+        return self._formers.part(box, layers)
 
     def status(self) -> PoolStatus:
         waiting = [wish for line in self._lines.values() for wish in line.waiting()]
@@ -344,7 +346,6 @@ class Pool:
     def _may_stock(self, shelf: Shelf) -> bool:
         return (
             shelf.short()
-            and not self.lull.holds()
             and self._stocking < STOCKING
             and shelf.retry_at <= self._clock.monotonic()
             and self._budget.affords(shelf)
@@ -405,7 +406,7 @@ class Pool:
 
     async def remove(self, box: Box) -> bool:
         """A box that no sandbox has any more. False: something is left, and the reaper looks."""
-        self.keep(box)
+        self._held.add(box.handle.sandbox_id)
         self._warm.take(box)
         try:
             async with asyncio.timeout(DISCARD_BUDGET):

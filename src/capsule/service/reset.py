@@ -6,6 +6,9 @@ the sandbox with one box, old or new, and the other to the reaper:
 
     obtain the new box → record it → take it → end the old one → the call returns
 
+The old one is ended when none of its programs runs any more; where that comes well before all of
+it is removed (former.py), nobody waits for the rest but a delete.
+
 Until it is taken, calls reach the old box, and are told that they were reset with it. One task per
 reset, which goes on when its caller leaves and ends with its sandbox. A second reset waits for the
 first and then does its own, as somebody may have used the sandbox between them.
@@ -23,6 +26,7 @@ from capsule.providers.contract import Box
 from capsule.service.admission import new_id, spec_of
 from capsule.service.beginning import begin
 from capsule.service.entry import Entry, over
+from capsule.service.former import Former
 from capsule.service.pool import Obtained
 from capsule.service.sandboxes import Parts, Sandboxes
 from capsule.service.tasks import Tasks
@@ -67,10 +71,9 @@ class Resets:
     async def _reset(self, entry: Entry, to: Target) -> None:
         entry.using += 1  # it is not idle
         try:
-            with self._pool.lull.kept():  # to fill the shelf again takes longer than all of this
-                old = await self._exchange(entry, to)
-                removed = await to_the_end(self._pool.remove(old))
-            if not removed:
+            old = await self._exchange(entry, to)
+            await asyncio.wait({old.ended})
+            if not old.ended.result():
                 raise UnavailableError(
                     f"sandbox {entry.id} was reset, but its old box is not removed yet",
                     hint="what ran in it may run on for a while; its removal is tried again",
@@ -81,7 +84,7 @@ class Resets:
             entry.active = self._clock.monotonic()
             entry.resetting = None
 
-    async def _exchange(self, entry: Entry, to: Target) -> Box:
+    async def _exchange(self, entry: Entry, to: Target) -> Former:
         """Returns the box that is not its own any more."""
         try:
             spec = replace(spec_of(entry), layers=tuple(layer.id for layer in to.layers))
@@ -120,10 +123,10 @@ class Resets:
         )
         await self._store.forget_sessions(entry.id)
 
-    def _take(self, entry: Entry, got: Obtained, to: Target) -> Box:
-        old = entry.box
-        assert old is not None  # it runs
-        self._pool.keep(old)
+    def _take(self, entry: Entry, got: Obtained, to: Target) -> Former:
+        assert entry.box is not None  # it runs
+        old = self._pool.part(entry.box, frozenset(layer.id for layer in entry.layers))
+        self._sandboxes.part(entry, old)
         entry.take(got.box, got.started)
         entry.end()
         self._pool.hand_over(got.box)

@@ -43,6 +43,7 @@ from capsule.service.caller import ASIDE, DEFAULT_TENANT
 from capsule.service.clock import Clock
 from capsule.service.context import ContextRecord
 from capsule.service.entry import MOVES, Entry, Used, over
+from capsule.service.former import Former
 from capsule.service.happenings import Happening, Happenings, Kind
 from capsule.service.pool import Pool
 from capsule.service.room import Room
@@ -86,6 +87,7 @@ class Sandboxes:
         self.inherit: Callable[[Entry, ContextRecord], Awaitable[None]] = _leave
         self.check: Callable[[Entry], None] = _pass  # told when tenants have quotas
         self.ended: Callable[[Entry], None] = _pass  # told when snapshots are known
+        self.parted: Callable[[Entry, Former], None] = _pass
         self.boot = ""  # which one this is; told when the service opens
         # Gone, but not yet from the store; and the keys that become free with them.
         self.unremoved: dict[SandboxId, Used | None] = {}
@@ -339,6 +341,8 @@ class Sandboxes:
                 self._tell(kind, entry)
                 await self.note(entry)
             await self._destroy_box(entry)
+            if going := {former.removal for former in entry.formers}:
+                await asyncio.wait(going)
         except BaseException:
             # It stays `stopping`; the reaper, the next delete or the next start tries again.
             entry.ending = None
@@ -372,6 +376,17 @@ class Sandboxes:
         except (UnavailableError, NoSpaceError) as error:
             self.tidy_soon()
             log.warning("record not removed yet", sandbox=id, reason=error.message)
+
+    def part(self, entry: Entry, former: Former) -> None:
+        """Its box is nobody's from now on; it is ours to remember until nothing of it is left."""
+        entry.formers.add(former)
+
+        def gone(removal: asyncio.Task[bool]) -> None:
+            entry.formers.discard(former)
+            if not removal.cancelled() and removal.result():
+                self.parted(entry, former)
+
+        former.removal.add_done_callback(gone)
 
     def tidy_soon(self) -> None:
         """Something was left behind: let the reaper look before its time."""
@@ -458,5 +473,5 @@ async def _leave(entry: Entry, context: ContextRecord) -> None:
     """It runs on, and nobody knows of it."""
 
 
-def _pass(entry: Entry) -> None:
+def _pass(*_: object) -> None:
     pass

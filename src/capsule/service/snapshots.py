@@ -6,8 +6,8 @@ nobody has is dropped: at the start, when a snapshot is deleted, after a sandbox
 every minute. So a server that is killed at any point leaves at most a layer that the next one
 drops.
 
-    _let_go ─▶ drop layers   one task (ended by Snapshots.aclose), while there are sandboxes that
-                             have ended: whoever ended them does not wait for it
+    _drop_soon ─▶ drop layers   one task (ended by Snapshots.aclose), while there are layers of
+                                sandboxes and boxes that are over: nobody waits for it
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from capsule.service import validate
 from capsule.service.admission import new_id
 from capsule.service.caller import DEFAULT_TENANT, named
 from capsule.service.entry import Entry
+from capsule.service.former import Former
 from capsule.service.keepsakes import Keepsakes
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
 from capsule.service.tasks import Tasks
@@ -69,7 +70,7 @@ class Snapshots:
         self._coming: dict[str, Snapshot] = {}  # checked, and not known yet
         self._held: Counter[str] = Counter()  # layers in use that no record may have
         self._stacks: dict[str, _Stacks] = {}  # of sandboxes with steps, as they last were
-        self._ended: deque[Entry] = deque()  # whose layers may be nobody's now
+        self._ended: deque[tuple[str, frozenset[str]]] = deque()  # layers that may be nobody's now
         self._dropping = False
         self._tasks = Tasks()
 
@@ -87,10 +88,11 @@ class Snapshots:
         for key in recorded.keys() - kept.keys():
             await self._keepsakes.keep(key, key, recorded[key])
         await self.sweep()
-        self._sandboxes.ended = self._let_go
+        self._sandboxes.ended, self._sandboxes.parted = self._let_go, self._part
 
     async def aclose(self) -> None:
         """After the last sandbox has ended. What is not dropped by then the next server drops."""
+        self._sandboxes.parted = _pass  # a box that goes later
         await self._tasks.aclose()
 
     def find(self, name: str, tenant: str = DEFAULT_TENANT) -> Snapshot:
@@ -323,13 +325,17 @@ class Snapshots:
     def _in_use(self) -> set[str]:
         held = {name for name, count in self._held.items() if count > 0}
         kept = (layer.id for each in self._known.values() for layer in each.layers)
-        return held.union(kept, *map(self._layers_of, self._sandboxes.entries.values()))
+        entries = self._sandboxes.entries.values()
+        former = (box.layers for each in entries for box in each.formers)
+        return held.union(kept, *former, *map(self._layers_of, entries))
 
     def _has(self, layer: str) -> bool:
         """Whether it is in use. To be asked often: it looks at few things of each sandbox."""
+        entries = self._sandboxes.entries.values()
         return (
             self._held[layer] > 0
-            or any(layer in self._layers_of(each) for each in self._sandboxes.entries.values())
+            or any(layer in self._layers_of(each) for each in entries)
+            or any(layer in former.layers for each in entries for former in each.formers)
             or any(layer == own.id for each in self._known.values() for own in each.layers)
         )
 
@@ -363,9 +369,17 @@ class Snapshots:
 
     def _let_go(self, entry: Entry) -> None:
         """A sandbox has ended."""
-        if self._unsure or not (entry.steps or entry.layers):
+        layers = self._layers_of(entry)
+        self._stacks.pop(entry.id, None)
+        self._drop_soon(entry.provider, layers)
+
+    def _part(self, entry: Entry, former: Former) -> None:
+        self._drop_soon(entry.provider, former.layers)
+
+    def _drop_soon(self, provider: str, layers: frozenset[str]) -> None:
+        if self._unsure or not layers:
             return
-        self._ended.append(entry)
+        self._ended.append((provider, layers))
         if not self._dropping:
             self._dropping = True
             self._tasks.spawn(self._drop_ended(), "drop layers")
@@ -373,20 +387,19 @@ class Snapshots:
     async def _drop_ended(self) -> None:
         try:
             while self._ended:
-                await self._drop_layers(self._ended[0])
+                await self._drop_layers(*self._ended[0])
         finally:
             self._dropping = False
 
-    async def _drop_layers(self, entry: Entry) -> None:
+    async def _drop_layers(self, name: str, layers: frozenset[str]) -> None:
         try:
-            provider = self.layered(entry.provider)
-            for layer in self._layers_of(entry):
+            provider = self.layered(name)
+            for layer in layers:
                 if not self._has(layer):
                     await to_the_end(provider.drop(layer))
         except CapsuleError as error:
-            log.warning("layers not removed yet", sandbox=entry.id, reason=error.message)
+            log.warning("layers not removed yet", provider=name, reason=error.message)
         finally:
-            self._stacks.pop(entry.id, None)
             self._ended.popleft()
 
 
@@ -430,5 +443,5 @@ async def _all(tasks: list[asyncio.Task[Sandbox]]) -> list[Sandbox]:
     return [task.result() for task in tasks]
 
 
-def _pass(made: Snapshot) -> None:
+def _pass(*_: object) -> None:
     pass

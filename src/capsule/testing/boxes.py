@@ -13,7 +13,7 @@ from capsule.link import AgentLink
 from capsule.link.conversation import GREETING
 from capsule.link.protocol import FrameType, pack
 from capsule.model import ExecId, Handle, Isolation, Stream
-from capsule.providers.contract import ByteStream, Provider
+from capsule.providers.contract import ByteStream, Haltable, Provider
 from capsule.testing.harness import (
     Launcher,
     Leftovers,
@@ -65,6 +65,19 @@ class TestLifecycle:
         box = (await launch()).box
         await asyncio.gather(*(box.destroy() for _ in range(3)))
         await box.destroy()
+        assert await owned(launch.provider) == []
+
+    async def test_a_halted_box_is_owned_until_it_is_destroyed(self, launch: Launcher) -> None:
+        subject = await launch()
+        if not isinstance(subject.box, Haltable):
+            pytest.skip(f"with {launch.provider.name} to end a box is to remove it")
+        async with await subject.start("sleep", "1000") as stream:
+            await subject.box.halt()
+            with pytest.raises(UnavailableError):
+                await drain(stream)
+        left = [handle.sandbox_id for handle in await owned(launch.provider)]
+        assert left == [subject.box.handle.sandbox_id]
+        await subject.box.destroy()
         assert await owned(launch.provider) == []
 
     async def test_a_destroyed_box_does_not_answer(self, subject: Subject) -> None:

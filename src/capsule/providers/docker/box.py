@@ -51,6 +51,7 @@ class DockerBox(Box):
         self._name = name
         self._connect = connect
         self._remove = remove
+        self._halted = False
         # What the Engine is asked to change for other limits, or None; an adopted box has none.
         self.adjusted: Callable[[Limits], Mapping[str, Any] | None] = lambda limits: None
 
@@ -65,17 +66,21 @@ class DockerBox(Box):
     async def connect(self) -> ByteStream:
         return await self._connect()
 
+    async def halt(self) -> None:
+        """By its agent: the Engine starts a program of its own to send a signal."""
+        await AgentLink(self.connect).shutdown()
+        self._halted = True
+
     async def destroy(self) -> None:
         await self._end()
         await self._remove()
 
     async def _end(self) -> None:
-        """Its agent ends it quicker than the Engine, which starts a program to send a signal. One
-        that does not answer is the Engine's to kill.
-        """
+        """An agent that does not answer is the Engine's to kill."""
         with contextlib.suppress(CapsuleError, TimeoutError):
             async with asyncio.timeout(END_WITHIN):
-                await AgentLink(self.connect).shutdown()
+                if not self._halted:
+                    await self.halt()
                 await self._engine.wait(self._name, END_WITHIN)
 
     async def pause(self) -> None:

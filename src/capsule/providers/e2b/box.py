@@ -44,6 +44,10 @@ class E2bBox(Box):
     async def connect(self) -> ByteStream:
         return await self._connect()
 
+    async def halt(self) -> None:
+        """Its agent is nearer than the cloud's own management, and ends no more than programs."""
+        await AgentLink(self.connect).shutdown()
+
     async def destroy(self) -> None:
         await self._remove()
 
