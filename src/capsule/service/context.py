@@ -77,6 +77,12 @@ class Context:
             return "dead"
         return "running" if self.running or self.record.busy else "idle"
 
+    @property
+    def under_way(self) -> int:
+        """The run that an interrupt means, while it is running."""
+        lost = None if self.running else self.lost_run
+        return self.record.run if lost is None else lost
+
     def info(self) -> ContextInfo:
         record = self.record
         return ContextInfo(

@@ -184,9 +184,7 @@ class Contexts:
                         await self._interpreters.talk(visit.entry, link, context)
             if context.talk is None:
                 return await link.kill(context.exec_id, signal="INT")
-            run = context.record.run
-            if not context.running and context.lost_run is not None:
-                run = context.lost_run
+            run = context.under_way
             context.talk.again()
             await context.talk.press(run)
             self._tasks.spawn(_press(context, run), f"interrupt {name}")

@@ -22,7 +22,7 @@ from capsule.model import MIB, ROOT, ExecId, ExecRequest, Exit, Reason, Template
 from capsule.service import kernel_wire as wire
 from capsule.service.context import Context, ContextRecord
 from capsule.service.entry import Entry, as_root
-from capsule.service.kernels import start_of
+from capsule.service.kernels import is_threaded, start_of
 from capsule.service.permits import Permits
 from capsule.service.store import Store
 from capsule.service.talk import Talk, describe
@@ -185,11 +185,11 @@ async def _greet(record: ContextRecord, talk: Talk) -> bool:
 
 
 async def _started(entry: Entry, link: AgentLink, record: ContextRecord, talk: Talk) -> None:
-    """Returns when it is ready. Without the threads that it needs Node aborts, or hangs."""
+    """Returns when it is ready. Without the threads that it needs one aborts, or hangs."""
     greeting = asyncio.create_task(_greet(record, talk))
     try:
         while not (await asyncio.wait({greeting}, timeout=LOOK_AFTER))[0]:
-            if record.kernel == "node":
+            if is_threaded(record.kernel):
                 await _check_room(entry, link, record, "it does not get ready", needed=1)
         if not greeting.result():
             exit = talk.stream.exit

@@ -22,11 +22,12 @@ class _Kind(NamedTuple):
     source: str  # a file in capsule/kernels/
     program: re.Pattern[str]
     options: tuple[str, ...]  # the last one takes the source
+    threaded: bool = False  # it has threads of its own, and may hang where it cannot have them
 
 
 _KINDS = (
     _Kind("python", "python.py", re.compile(r"(python|pypy)(3(\.\d+)?)?", re.A), ("-u", "-c")),
-    _Kind("node", "node.js", re.compile(r"node(js)?", re.A), (_STOPPABLE, "-e")),
+    _Kind("node", "node.js", re.compile(r"node(js)?", re.A), (_STOPPABLE, "-e"), threaded=True),
     _Kind("bash", "bash.sh", re.compile(r"bash", re.A), ("-c",)),
 )
 
@@ -60,6 +61,10 @@ def start_of(template: Template, name: str | None) -> Start:
         )
     command = (*language.command[:-1], *kind.options)
     return Start(language.name, kind.kernel, kind.source, command)
+
+
+def is_threaded(kernel: str) -> bool:
+    return any(kind.threaded for kind in _KINDS if kind.kernel == kernel)
 
 
 def able(template: Template) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from capsule.providers.cleanup import to_the_end
 from capsule.providers.local import records
 
 INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
@@ -39,7 +40,8 @@ class Watchers:
         if len(self._boxes) >= self.most:
             return False
         self._boxes.add(box)
-        await asyncio.to_thread(records.amend, self._folder / box, {"watches": True})
+        amended = asyncio.to_thread(records.amend, self._folder / box, {"watches": True})
+        await to_the_end(amended)  # whoever leaves meanwhile has asked for it all the same
         return True
 
     def release(self, box: str) -> None:
