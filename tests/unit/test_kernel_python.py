@@ -417,6 +417,16 @@ def test_a_chart_has_all_that_is_drawn_in_its_axes(scientific: KernelProcess) ->
     spread = drawn("plt.errorbar([1, 2], [3, 4], yerr=1, capsize=4, label='e');")
     assert spread == {"line": [{"label": "e", "x": [1, 2], "y": [3, 4]}]}
     assert list(drawn("plt.bar([1, 2], [3, 4], yerr=1, capsize=4);")) == ["bar"]
+    stacked = drawn("plt.bar([1, 2], [3, 4]); plt.bar([1, 2], [5, 6], bottom=[3, 4]);")["bar"]
+    assert ["base" in each for each in stacked] == [False, True]
+    assert (stacked[1]["y"], stacked[1]["base"]) == ([5, 6], [3, 4])
+    across = drawn("plt.barh(['a', 'b'], [5, 6], left=[1, -2]);")["bar"]
+    assert across == [
+        {"label": "", "x": ["a", "b"], "y": [5, 6], "horizontal": True, "base": [1, -2]}
+    ]
+    dated = "import datetime as d; t = d.datetime(2026, 1, 2); plt.barh([1], [3], left=[t]);"
+    (plan,) = drawn(dated)["bar"]
+    assert (plan["y"], plan["base"]) == ([3], ["2026-01-02T00:00:00+00:00"])
     stems = drawn("plt.stem([1, 2], [3, 4], label='s');")
     assert stems == {"line": [{"label": "s", "x": [1, 2], "y": [3, 4]}]}
     # A line from edge to edge is told in the axes' own numbers, not in parts of their width.

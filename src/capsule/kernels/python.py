@@ -472,7 +472,8 @@ def dot_series(axes, dots):
 
 
 def bar_series(axes, container):
-    """Horizontal bars are told by the axis that their lengths are measured on."""
+    """Horizontal bars are told by the axis that their lengths are measured on. Those that do not
+    begin at zero have a base, stacked ones for instance."""
     across = getattr(container, "orientation", None) == "horizontal"
     bars = container.patches[:MOST_POINTS]
     if across:
@@ -486,6 +487,10 @@ def bar_series(axes, container):
     }
     if across:
         series["horizontal"] = True
+    begin = [float(bar.get_x() if across else bar.get_y()) for bar in bars]
+    if any(begin):
+        given = as_given(axes.xaxis if across else axes.yaxis, begin)
+        series["base"] = [clean(each, DEEPEST) for each in given]
     return series
 
 
