@@ -97,7 +97,7 @@ static void shut_down(struct conn *asked) {
     drop_fd(&keeper.listener);
     bool over = end_processes();
     if (!disk_is_light()) drop_fd(&keeper.disk_fd);
-    box_remove();
+    if (over) box_remove(); /* else the provider finds it by its folder, and sees to the rest */
     if (asked && over) conn_reply(asked);
     _exit(over ? 0 : 1);
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from capsule.errors import GoneError, NotFoundError, UnavailableError
 from capsule.model import Isolation, SandboxId, Started, State
@@ -39,18 +40,26 @@ class Gate:
 
 @asynccontextmanager
 async def halting(folder: Path) -> AsyncIterator[tuple[Bench, Sandbox, Gate]]:
-    """A sandbox whose box ends before it is removed, which the gate holds up."""
+    """A sandbox whose first box ends before it is removed, which the gate holds up."""
     async with bench(folder) as b:
         b.provider.box = HaltableBox
         made = await b.service.create(CreateRequest())
-        gate = Gate()
+        gate = Gate(only=made.id)
         b.provider.before_destroy = gate.hold
         yield b, made, gate
-        gate.go.set()
 
 
 async def agree(id: SandboxId) -> None:
     pass
+
+
+async def fail(id: SandboxId) -> None:
+    raise OSError("a provider's mistake")
+
+
+def only(old: SandboxId) -> Callable[[SandboxId], Awaitable[None]]:
+    """Refuses to let go of this one."""
+    return lambda id: refuse(id) if id == old else agree(id)
 
 
 async def refuse(id: SandboxId) -> None:
@@ -160,6 +169,19 @@ async def test_nobody_waits_for_the_removal_of_what_is_halted(tmp_path: Path) ->
         assert _entry(b, made.id).formers == set()
 
 
+async def test_the_reaper_leaves_a_box_alone_that_is_being_halted(tmp_path: Path) -> None:
+    async with halting(tmp_path) as (b, made, gate):
+        halt = Gate()
+        b.provider.before_halt = halt.hold
+        resetting = asyncio.create_task(b.service.reset(made.id))
+        await halt.came.wait()
+        await b.service.reaper.tidy()
+        assert len(b.world.agents) == 2
+        halt.go.set()
+        await resetting
+        gate.go.set()
+
+
 async def test_what_does_not_halt_is_waited_for(tmp_path: Path) -> None:
     async with halting(tmp_path) as (b, made, gate):
         b.provider.before_halt = refuse
@@ -178,20 +200,44 @@ async def test_what_halts_too_slowly_is_waited_for(
     monkeypatch.setattr(former, "HALT_BUDGET", 0.01)
     async with halting(tmp_path) as (b, made, gate):
         b.provider.before_halt = Gate().hold
+        resetting = asyncio.create_task(b.service.reset(made.id))
+        await gate.came.wait()
+        await asyncio.sleep(0.01)
+        assert not resetting.done()
         gate.go.set()
-        await b.service.reset(made.id)
+        await resetting
         assert list(b.world.agents) == [box_of(b, made.id)]
+
+
+async def test_a_provider_that_fails_to_halt_is_asked_to_remove(tmp_path: Path) -> None:
+    async with halting(tmp_path) as (b, made, gate):
+        b.provider.before_halt = fail
+        gate.go.set()
+        with capture_logs() as logs:
+            await b.service.reset(made.id)
+        assert [line["event"] for line in logs if line["log_level"] == "error"] == [
+            "box not halted"
+        ]
+        assert list(b.world.agents) == [box_of(b, made.id)]
+        assert b.service._pool.held == set()
 
 
 async def test_boxes_do_not_come_quicker_than_they_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(former, "MOST", 2)
-    async with halting(tmp_path) as (b, made, gate):
+    async with halting(tmp_path) as (b, made, _):
+        gate = Gate()
+        for _ in range(3):  # one after the other they are not many
+            b.provider.before_destroy = agree
+            await b.service.reset(made.id)
+            await eventually(lambda: len(b.world.agents) == 1, what="the old box is removed")
+        b.provider.before_destroy = gate.hold
+        launched = b.world.launched
         for _ in range(2):
             await b.service.reset(made.id)
         third = asyncio.create_task(b.service.reset(made.id))
-        await eventually(lambda: b.world.launched == 4, what="it has its next box")
+        await eventually(lambda: b.world.launched == launched + 3, what="it has its next box")
         await asyncio.sleep(0.01)
         assert not third.done()
         gate.go.set()
@@ -203,7 +249,7 @@ async def test_a_delete_waits_for_all_that_was_its_own(tmp_path: Path) -> None:
     async with halting(tmp_path) as (b, made, gate):
         await b.service.reset(made.id)
         deleting = asyncio.create_task(b.service.delete(made.id))
-        await gate.came.wait()
+        await eventually(lambda: list(b.world.agents) == [made.id], what="its own box is gone")
         await asyncio.sleep(0.01)
         assert not deleting.done()
         gate.go.set()
@@ -211,22 +257,39 @@ async def test_a_delete_waits_for_all_that_was_its_own(tmp_path: Path) -> None:
         assert b.world.agents == {}
 
 
+async def test_a_delete_tries_again_what_could_not_be_removed(tmp_path: Path) -> None:
+    async with halting(tmp_path) as (b, made, _):
+        b.provider.before_destroy = refuse
+        await b.service.reset(made.id)
+        await eventually(lambda: b.service._pool.held == set(), what="it was given up")
+        b.provider.before_destroy = only(made.id)
+        with pytest.raises(UnavailableError, match="no room"):
+            await b.service.delete(made.id)
+        assert b.service.get(made.id).state is State.STOPPING
+        b.provider.before_destroy = agree
+        await b.service.delete(made.id)
+        assert b.world.agents == {}
+
+
 async def test_a_server_that_stops_removes_what_was_halted(tmp_path: Path) -> None:
     async with halting(tmp_path) as (b, made, gate):
         await b.service.reset(made.id)
+        new = box_of(b, made.id)
         asyncio.get_running_loop().call_later(0.01, gate.go.set)
-    assert list(b.world.agents) == [box_of(b, made.id)]
+    assert list(b.world.agents) == [new]
 
 
 async def test_what_was_halted_and_cannot_be_removed_is_tried_again(tmp_path: Path) -> None:
     async with halting(tmp_path) as (b, made, _):
         b.provider.before_destroy = refuse
         await b.service.reset(made.id)
-        await eventually(lambda: _entry(b, made.id).formers == set(), what="it was given up")
+        await eventually(lambda: b.service._pool.held == set(), what="it was given up")
         assert len(b.world.agents) == 2
+        assert len(_entry(b, made.id).formers) == 1, "it has its layers"
         b.provider.before_destroy = agree
         await b.service.reaper.tidy()
         assert list(b.world.agents) == [box_of(b, made.id)]
+        assert _entry(b, made.id).formers == set()
 
 
 async def test_a_delete_in_the_middle_of_it_leaves_nothing(tmp_path: Path) -> None:
@@ -257,6 +320,37 @@ async def test_a_delete_waits_for_the_old_box(tmp_path: Path) -> None:
         assert b.world.agents == {}
         with pytest.raises(GoneError):
             await resetting
+
+
+async def test_a_delete_ends_resets_that_wait(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        gate = Gate()
+        b.provider.before_launch = gate.hold
+        resets = [asyncio.create_task(b.service.reset(made.id)) for _ in range(3)]
+        await gate.came.wait()
+        await b.service.delete(made.id)
+        gate.go.set()
+        for resetting in resets:
+            with pytest.raises(GoneError, match="it was deleted"):
+                await resetting
+        assert b.world.agents == {} and b.world.launched == 1
+
+
+async def test_a_reset_that_was_not_begun_is_over_too(tmp_path: Path) -> None:
+    """A delete in the same turn of the loop cancels it before its first step."""
+    async with bench(tmp_path) as b:
+        made = await b.service.create(CreateRequest())
+        entry = _entry(b, made.id)
+        deleting = asyncio.create_task(b.service.delete(made.id))
+        resetting = asyncio.create_task(b.service.reset(made.id))
+        late = asyncio.create_task(b.service.reset(made.id))
+        await deleting
+        async with asyncio.timeout(5):
+            for each in (resetting, late):
+                with pytest.raises(GoneError, match="it was deleted"):
+                    await each
+        assert entry.resetting is None and b.world.agents == {}
 
 
 async def test_two_at_once_are_two(tmp_path: Path) -> None:

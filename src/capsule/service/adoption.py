@@ -91,7 +91,7 @@ async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> bool:
     orphans: list[Handle] = []
     complete = True
     for provider in parts.providers.values():
-        before = sandboxes.by_box()
+        before, pooled = sandboxes.by_box(), set(sandboxes.pool.held)
         try:
             owned = [handle async for handle in provider.owned()]
         except (CapsuleError, OSError) as error:
@@ -99,11 +99,11 @@ async def remove_orphans(parts: Parts, sandboxes: Sandboxes) -> bool:
             complete = False
             continue
         # What was made during the listing is somebody's, and what was deleted was.
-        held = {**before, **sandboxes.by_box()}
+        held, pooled = {**before, **sandboxes.by_box()}, pooled | sandboxes.pool.held
         orphans += [
             handle
             for handle in owned
-            if not sandboxes.pool.holds(handle.sandbox_id) and _nobodys(held.get(handle.sandbox_id))
+            if handle.sandbox_id not in pooled and _nobodys(held.get(handle.sandbox_id))
         ]
     await _each(orphans, lambda handle: _discard(parts, sandboxes, handle))
     return complete
@@ -117,6 +117,7 @@ async def _discard(parts: Parts, sandboxes: Sandboxes, handle: Handle) -> None:
     try:
         async with asyncio.timeout(BUDGET):
             await parts.providers[handle.provider].discard(handle)
+        sandboxes.box_is_gone(handle.sandbox_id)
         log.warning("removed a box without a sandbox", box=handle.sandbox_id)
     except (CapsuleError, TimeoutError) as error:
         sandboxes.tidy_soon()

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from capsule.errors import CapsuleError
+from capsule.model import Handle
 from capsule.providers.contract import Box, Haltable
 from capsule.service.tasks import Tasks
 
@@ -24,13 +25,19 @@ MOST = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Former:
+    handle: Handle
+    layers: frozenset[str]  # which it has until it is removed
     ended: asyncio.Future[bool]  # whether none of its programs runs any more
-    removal: asyncio.Task[bool]  # whether nothing of it is left; otherwise the reaper looks
-    layers: frozenset[str]  # which it has until then
+    removal: asyncio.Task[bool]  # whether nothing of it is left
+
+    @property
+    def removed(self) -> bool:
+        done = self.removal.done() and not self.removal.cancelled()
+        return done and self.removal.exception() is None and self.removal.result()
 
 
 class Formers:
-    """`remove` never raises; its tasks are the owner's of `tasks`."""
+    """Tasks are the owner's of `tasks`. What `remove` leaves behind the reaper finds."""
 
     def __init__(self, tasks: Tasks, remove: Callable[[Box], Coroutine[Any, Any, bool]]) -> None:
         self._tasks = tasks
@@ -38,21 +45,22 @@ class Formers:
         self._leaving = 0
 
     def part(self, box: Box, layers: frozenset[str]) -> Former:
-        ended = asyncio.get_running_loop().create_future()
-        work = self._part(box, ended)
-        return Former(ended, self._tasks.spawn(work, f"part {box.handle.sandbox_id}"), layers)
+        ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        removal = self._tasks.spawn(self._part(box, ended), f"part {box.handle.sandbox_id}")
+        return Former(box.handle, layers, ended, removal)
 
     async def _part(self, box: Box, ended: asyncio.Future[bool]) -> bool:
-        removed = False
+        halted = removed = False
         self._leaving += 1
         try:
-            if await _halted(box) and self._leaving <= MOST:
+            halted = await _halted(box)
+            if halted and self._leaving <= MOST:
                 ended.set_result(True)
             removed = await self._remove(box)
         finally:
             self._leaving -= 1
             if not ended.done():
-                ended.set_result(removed)
+                ended.set_result(halted or removed)
         return removed
 
 
@@ -65,4 +73,6 @@ async def _halted(box: Box) -> bool:
         return True
     except (CapsuleError, TimeoutError) as error:
         log.info("box not halted", box=box.handle.sandbox_id, reason=str(error))
-        return False
+    except Exception:  # a provider's mistake must not keep it from being removed
+        log.exception("box not halted", box=box.handle.sandbox_id)
+    return False

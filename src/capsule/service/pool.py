@@ -97,7 +97,7 @@ class Pool:
         self._lines: dict[str, Line[Wish, Box]] = {}
         self._width = config.max_launches or PER_CORE * (os.cpu_count() or 1)
         self._budget = Budget(config.pool_memory, self._shelves)
-        self._held: set[SandboxId] = set()  # boxes that are ours, and no sandbox's
+        self.held: set[SandboxId] = set()  # boxes that are ours, and no sandbox's
         self._warm = Warm()  # interpreters that run in them
         self._stocking = 0
         self._filling: asyncio.TimerHandle | None = None
@@ -128,16 +128,13 @@ class Pool:
         await self._discards.settle(DISCARD_BUDGET)
         await self._discards.aclose()
 
-    def holds(self, box_id: SandboxId) -> bool:
-        return box_id in self._held
-
     def hand_over(self, box: Box) -> None:
-        """It is somebody else's now: a sandbox's, or the reaper's."""
-        self._held.discard(box.handle.sandbox_id)
+        """It is a sandbox's now, or the reaper's."""
+        self.held.discard(box.handle.sandbox_id)
 
     def part(self, box: Box, layers: frozenset[str]) -> Former:
-        """It is no sandbox's any more. On return its end has begun."""
-        self._held.add(box.handle.sandbox_id)
+        """It is no sandbox's any more: it is ended, and removed."""
+        self.held.add(box.handle.sandbox_id)
         return self._formers.part(box, layers)
 
     def status(self) -> PoolStatus:
@@ -260,14 +257,14 @@ class Pool:
 
     async def _launch(self, wish: Wish, box_id: SandboxId, place: Place, deadline: float) -> Box:
         """On return the box is held."""
-        self._held.add(box_id)
+        self.held.add(box_id)
         try:
             spec, budget = _extended(wish.spec, deadline, place)
             async with budget:
                 with span("launch", provider=wish.provider, template=spec.template.name):
                     return await self._providers[wish.provider].launch(box_id, spec)
         except BaseException as error:
-            self._held.discard(box_id)
+            self.held.discard(box_id)
             if isinstance(error, TimeoutError):
                 text = f"the box was not up within {LAUNCH_BUDGET:g} seconds"
                 raise UnavailableError(text) from None
@@ -406,14 +403,16 @@ class Pool:
 
     async def remove(self, box: Box) -> bool:
         """A box that no sandbox has any more. False: something is left, and the reaper looks."""
-        self._held.add(box.handle.sandbox_id)
+        self.held.add(box.handle.sandbox_id)
         self._warm.take(box)
         try:
             async with asyncio.timeout(DISCARD_BUDGET):
                 await box.destroy()
             return True
-        except (CapsuleError, TimeoutError) as error:
-            log.warning("box not removed yet", box=box.handle.sandbox_id, reason=str(error))
+        except Exception as error:  # whatever it is: what is left must be found again
+            odd = not isinstance(error, CapsuleError | TimeoutError)
+            id = box.handle.sandbox_id
+            log.warning("box not removed yet", box=id, reason=str(error), exc_info=odd)
             self.tidy_soon()
             return False
         finally:

@@ -58,10 +58,14 @@ class Resets:
         entry = self._sandboxes.find(id)
         while entry.resetting is not None:
             await asyncio.wait({entry.resetting})
+        if entry.ending is not None:
+            raise over(entry.id, entry.reason)
         entry.running()
-        entry.resetting = resetting = self._tasks.spawn(
+        resetting = self._tasks.spawn(
             self._reset(entry, to or _beginning(entry)), f"reset {entry.id}"
         )
+        entry.resetting = resetting
+        resetting.add_done_callback(lambda _: _reset_is_over(entry))  # also before it has begun
         await asyncio.wait({resetting})
         if resetting.cancelled():
             raise over(entry.id, entry.reason or "the server stopped")
@@ -82,7 +86,6 @@ class Resets:
         finally:
             entry.using -= 1
             entry.active = self._clock.monotonic()
-            entry.resetting = None
 
     async def _exchange(self, entry: Entry, to: Target) -> Former:
         """Returns the box that is not its own any more."""
@@ -135,6 +138,10 @@ class Resets:
         entry.learned = set()
         entry.checked = self._clock.monotonic()
         return old
+
+
+def _reset_is_over(entry: Entry) -> None:
+    entry.resetting = None
 
 
 def _beginning(entry: Entry) -> Target:

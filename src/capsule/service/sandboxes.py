@@ -331,7 +331,7 @@ class Sandboxes:
             if entry.launching is not None:
                 entry.launching.cancel()
                 await asyncio.wait({entry.launching})
-            if entry.resetting is not None:
+            while entry.resetting is not None:
                 entry.resetting.cancel()
                 await asyncio.wait({entry.resetting})
             if entry.state is State.GONE:
@@ -341,8 +341,6 @@ class Sandboxes:
                 self._tell(kind, entry)
                 await self.note(entry)
             await self._destroy_box(entry)
-            if going := {former.removal for former in entry.formers}:
-                await asyncio.wait(going)
         except BaseException:
             # It stays `stopping`; the reaper, the next delete or the next start tries again.
             entry.ending = None
@@ -358,12 +356,20 @@ class Sandboxes:
                     await entry.box.destroy()
                 elif (provider := self._parts.providers.get(entry.provider)) is not None:
                     await provider.discard(entry.box_handle())
+                for former in list(entry.formers):
+                    await self._destroy_former(entry, former)
         except TimeoutError:
             raise UnavailableError(
                 f"sandbox {entry.id} could not be removed within {DESTROY_BUDGET:g} seconds",
                 hint="it is tried again; so may you",
                 sandbox_id=entry.id,
             ) from None
+
+    async def _destroy_former(self, entry: Entry, former: Former) -> None:
+        await asyncio.wait({former.removal})
+        if not former.removed:
+            await self._parts.providers[entry.provider].discard(former.handle)
+            self._forget_former(entry, former, removed=True)
 
     async def remove(self, id: SandboxId, key: Used | None = None) -> None:
         """From the store; if that does not work now, the reaper tries later. `key` becomes free."""
@@ -378,15 +384,20 @@ class Sandboxes:
             log.warning("record not removed yet", sandbox=id, reason=error.message)
 
     def part(self, entry: Entry, former: Former) -> None:
-        """Its box is nobody's from now on; it is ours to remember until nothing of it is left."""
+        """Its box is nobody's from now on, and remembered until nothing of it is left."""
         entry.formers.add(former)
+        former.removal.add_done_callback(lambda _: self._forget_former(entry, former))
 
-        def gone(removal: asyncio.Task[bool]) -> None:
+    def _forget_former(self, entry: Entry, former: Former, *, removed: bool = False) -> None:
+        if (removed or former.removed) and former in entry.formers:
             entry.formers.discard(former)
-            if not removal.cancelled() and removal.result():
-                self.parted(entry, former)
+            self.parted(entry, former)
 
-        former.removal.add_done_callback(gone)
+    def box_is_gone(self, box_id: SandboxId) -> None:
+        """One that could not be removed when its sandbox parted with it."""
+        for entry in self.entries.values():
+            for former in [each for each in entry.formers if each.handle.sandbox_id == box_id]:
+                self._forget_former(entry, former, removed=True)
 
     def tidy_soon(self) -> None:
         """Something was left behind: let the reaper look before its time."""

@@ -51,7 +51,7 @@ class DockerBox(Box):
         self._name = name
         self._connect = connect
         self._remove = remove
-        self._halted = False
+        self._halted: bool | None = None  # None: nobody has tried
         # What the Engine is asked to change for other limits, or None; an adopted box has none.
         self.adjusted: Callable[[Limits], Mapping[str, Any] | None] = lambda limits: None
 
@@ -68,6 +68,7 @@ class DockerBox(Box):
 
     async def halt(self) -> None:
         """By its agent: the Engine starts a program of its own to send a signal."""
+        self._halted = False
         await AgentLink(self.connect).shutdown()
         self._halted = True
 
@@ -79,9 +80,10 @@ class DockerBox(Box):
         """An agent that does not answer is the Engine's to kill."""
         with contextlib.suppress(CapsuleError, TimeoutError):
             async with asyncio.timeout(END_WITHIN):
-                if not self._halted:
+                if self._halted is None:
                     await self.halt()
-                await self._engine.wait(self._name, END_WITHIN)
+                if self._halted:
+                    await self._engine.wait(self._name, END_WITHIN)
 
     async def pause(self) -> None:
         await self._shift(self._engine.pause, paused=True)
