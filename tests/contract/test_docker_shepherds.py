@@ -45,12 +45,14 @@ async def shepherd(subject: Subject) -> int:
 
 
 async def test_one_serves_the_next_exec_too(subject: Subject) -> None:
-    first = await shepherd(subject)
+    served = [await shepherd(subject)]
     with pytest.raises(NotFoundError):
         await subject.run("no-such-program")
     large = await subject.run("sh", "-c", "echo $PPID $#", *["x" * 1000] * 40)
-    assert large.stdout.split() == [str(first).encode(), b"39"]
-    assert await shepherd(subject) == first
+    by, count = large.stdout.split()
+    assert count == b"39"
+    served += [int(by), *[await shepherd(subject) for _ in range(3)]]
+    assert len(set(served)) <= 2, "and the one that is made ahead under gVisor"
 
 
 async def test_many_at_once_have_one_each(subject: Subject) -> None:

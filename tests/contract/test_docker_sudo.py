@@ -52,7 +52,8 @@ del globals()["test_a_template_says_that_it_has_it_and_no_more"]  # of the local
 async def test_so_many_that_left_something_are_too_many(base: Sandbox) -> None:
     script = "until ! sudo sh -c 'sleep 9876 >/dev/null 2>&1 &'; do i=$((i + 1)); done; echo $i"
     done = await base.service.exec(base.id, ExecCall(("bash", "-c", script), timeout=15))
-    assert (done.stdout, b"have left programs running" in done.stderr) == (b"128\n", True)
+    assert b"have left programs running" in done.stderr
+    assert 128 <= int(done.stdout) <= 130, "what has just ended is counted a moment later"
     await base.service.files(base.id).write("still", b"there is room for this")
     await base.service.kill(base.id, done.id)
     assert await base.sh("sudo id -u") == "0\n"
