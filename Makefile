@@ -27,7 +27,7 @@ setup: $(DEV_STAMP) $(AGENT)  ## make .venv with all that development needs, and
 run: $(RUN_STAMP) $(AGENT)  ## serve on http://localhost:8080
 	@exec $(VENV)/bin/capsule serve $(ARGS)
 
-test: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run every test; CI=true: a missing component is a failure
+test: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run the tests; with CI=true all of them, and a missing component is a failure
 	@scripts/test-machine
 	@scripts/test $(ARGS)
 

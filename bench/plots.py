@@ -20,7 +20,7 @@ OTHERS = ("#0969da", "#bc4c00", "#8250df", "#57606a", "#bf3989")
 SERIES = ("#1a7f37", "#0969da", "#bc4c00", "#8250df")
 DISTRIBUTIONS = (
     *("create", "warm", "reset", "exec", "context", "delete", "one-shot"),
-    *("create on runc", "exec on runc"),
+    *("create on runc", "reset on runc", "exec on runc"),
 )
 WIDTH, LEGEND = 440, 16
 

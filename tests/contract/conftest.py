@@ -33,8 +33,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.serial)
         if "test_docker_state.py" in item.nodeid and "test_a_long_chain" in item.nodeid:
             item.add_marker(pytest.mark.slow)
-        if "test_podman.py::test_" in item.nodeid:  # of state, tried with Docker as well
-            item.add_marker(pytest.mark.slow)
     left_out = [item for item in items if _is_left_out(item.nodeid)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not _is_left_out(item.nodeid)]

@@ -34,7 +34,7 @@ __all__ = [
     "subject",
 ]
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]  # what is tried with Docker as well
 
 
 @pytest.fixture(scope="session")

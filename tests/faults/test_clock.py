@@ -13,7 +13,7 @@ from tests.faults.machine import running
 from tests.support import eventually
 from tests.support.nursery import Nursery
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(60)]
 
 DAY = 86400.0
 

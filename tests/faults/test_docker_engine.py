@@ -20,7 +20,7 @@ from tests.support.crooked_engine import CrookedEngine, crooked
 from tests.support.engine import EngineApi
 from tests.support.images import Images
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(60)]
 
 LIMITS = Limits(disk=16 * MIB)
 

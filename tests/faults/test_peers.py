@@ -18,7 +18,7 @@ from tests.faults.calls import create, execute, finished, start
 from tests.faults.machine import Machine, checked, machine, running
 from tests.support.nursery import Nursery
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
 
 MIB = 1024 * 1024
 READERS = 20

@@ -23,7 +23,7 @@ from tests.unit.test_snapshots_real import make, restore, sh
 from tests.unit.test_step_trees_real import PAUSE, SEEDS, TURNS, Trees
 from tests.unit.test_steps_real import changes, stepping
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
 __all__ = ["folder"]
 
 

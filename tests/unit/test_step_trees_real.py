@@ -14,7 +14,7 @@ from capsule.service import ExecCall, Service
 from tests.unit.test_service_real import folder, serving
 from tests.unit.test_steps_real import stepping
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
 __all__ = ["folder"]
 
 SEEDS = [int(seed) for seed in os.environ.get("CAPSULE_TREE_SEEDS", "1").split()]
