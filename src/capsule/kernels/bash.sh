@@ -11,7 +11,7 @@ __capsule_send() { # MESSAGE FD
   builtin printf '\0%sS%04x%s' "$__capsule_nonce" "${#1}" "$1" >&"$2"
 }
 
-# An interrupt leaves every function and file on the way, down to ours: from here on each command
+# An interrupt (SIGINT; SIGTERM where code ignores that) leaves every function and file on the way, down to ours: from here on each command
 # inside of one becomes a `return`, as bash does for a DEBUG trap that ends with 2.
 __capsule_trap='
   if [[ $__capsule_run ]]; then
@@ -23,13 +23,13 @@ __capsule_trap='
 __capsule_leave() { builtin return 2; }
 
 __capsule_run= __capsule_status= __capsule_undo=
-builtin trap "$__capsule_trap" INT
+builtin trap "$__capsule_trap" INT TERM
 IFS= builtin read -r __capsule_nonce <&"$__capsule_in"
 __capsule_send "{\"k\":\"ready\",\"version\":\"${BASH_VERSION%%[!0-9.]*}\",\"failed\":{}}" "$__capsule_out"
 
 while { builtin :; } 2>/dev/null; do
   {
-    builtin trap "$__capsule_trap" INT
+    builtin trap "$__capsule_trap" INT TERM
     IFS= builtin read -r __capsule_line <&"$__capsule_in" || builtin exit 0
     __capsule_next=${__capsule_line%% *}
     [[ $__capsule_next =~ ^[0-9]+$ ]] || continue # half a line, from a server that died

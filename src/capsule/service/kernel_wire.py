@@ -128,6 +128,13 @@ def insist(kernel: str) -> str:
     return "QUIT" if kernel == "python" else ""
 
 
+def signal_for_all(kernel: str) -> str:
+    """For an interpreter that does not hear interrupts, and whatever it may be waiting for. A shell
+    takes a SIGTERM for one, as its code may ignore the other; and a job of its own that dies of a
+    SIGINT takes it along."""
+    return "TERM" if kernel == "bash" else "INT"
+
+
 def _line(request: dict[str, Any]) -> bytes:
     return json.dumps(request).encode() + b"\n"
 

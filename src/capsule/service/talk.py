@@ -28,6 +28,7 @@ from capsule.service.live_run import LiveRun, Tally, Text
 GRACE = 3.0
 INSIST = 2.0  # after the first; so long it may clean up undisturbed
 STALL = 90.0  # how long a run's output may wait for whoever follows it, all in all
+PATIENCE = 3  # interrupts, each wire.PRESS seconds after the one before
 _SETTLE = 1.0  # how long one stream's end mark may come after the other's
 
 Heard = tuple[Stream, Said]
@@ -40,6 +41,7 @@ class Talk:
         self.lost_bytes = 0
         self.gaps = 0
         self.hit = 0  # the run that an interrupt has reached
+        self._presses = 0
         self._splitters = {each: Splitter(nonce) for each in (Stream.STDOUT, Stream.STDERR)}
 
     async def hear(self) -> Iterable[Heard] | None:
@@ -62,10 +64,14 @@ class Talk:
 
     def again(self) -> None:
         """What it was told before was not enough: code may swallow an interrupt."""
-        self.hit = 0
+        self.hit = self._presses = 0
 
     async def press(self, run: int) -> None:
-        """Interrupt the run that is under way."""
+        """Interrupt the run that is under way, as Ctrl-C in a terminal would. If that is not heard
+        the interpreter may be waiting for a program in a process group of its own."""
+        self._presses += 1
+        if self._presses > PATIENCE:
+            await self.stream.signal(wire.signal_for_all(self.kernel), tree=True)
         if word := wire.interrupt(self.kernel, run):
             await self.stream.send(word)
         else:
