@@ -264,6 +264,20 @@ async def test_an_interpreter_runs_before_somebody_asks(folder: Path) -> None:
         assert len(await service.execs(sandbox.id)) == 1, "the one that was ready"
 
 
+async def test_a_box_is_counted_with_what_its_interpreter_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "INTERPRETER", 0)
+    settings = {"pool_min": 1, "pool_templates": ("warm",), "pool_memory": 1000 * MIB}
+    async with serving(folder, catalog=with_context(), **settings) as service:
+        await filled(service, 1)
+        counted = service.pool().memory_bytes
+        made = await service.create(CreateRequest(template="warm"))
+        taken = (await service.metrics(made.id)).memory_bytes
+        assert taken is not None and taken > 3 * MIB
+        assert counted > taken / 2, "and a ready box's own"
+
+
 async def test_an_interpreter_that_is_slow_to_start_keeps_nobody_waiting(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

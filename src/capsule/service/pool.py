@@ -352,33 +352,34 @@ class Pool:
         wish = Wish(shelf.kind.provider, replace(shelf.spec, adjustable=True))
         deadline = asyncio.get_running_loop().time() + LAUNCH_BUDGET
         try:
-            box = await self._launch(wish, new_id(), place, deadline)
+            box, interpreter = await self._launch(wish, new_id(), place, deadline), 0
             if shelf.spec.template.warm_context:
                 place.leave()  # an interpreter starts in a box that is up: nobody waits for that
-                await self._warm_up(shelf.spec.template, box)
+                interpreter = await self._warm_up(shelf.spec.template, box)
         except CapsuleError as error:
             shelf.failed(self._clock.monotonic())
             log.warning("pool not filled", template=shelf.kind.template, reason=error.message)
         else:
-            self._put(shelf, box)  # mostly before the place is free: who waits longest gets the box
+            # Mostly before the place is free: who waits longest gets the box.
+            self._put(shelf, box, interpreter)
         finally:
             shelf.launching -= 1
             self._stocking -= 1
             place.leave()
         self._fill()
 
-    async def _warm_up(self, template: Template, box: Box) -> None:
+    async def _warm_up(self, template: Template, box: Box) -> int:
         try:
-            await self._warm.start(template, box, self._clock.now())
+            return await self._warm.start(template, box, self._clock.now())
         except BaseException:
             self._discard(box)
             raise
 
-    def _put(self, shelf: Shelf, box: Box) -> None:
+    def _put(self, shelf: Shelf, box: Box, interpreter: int) -> None:
         if not self._open or self._shelves.get(shelf.kind) is not shelf:
             self._discard(box)
         else:
-            shelf.learn(box)
+            shelf.learn(box, interpreter)
             line = self._line(shelf.kind.provider)
             if line.offer(box, lambda wish: self._shelf(wish) is shelf):
                 return

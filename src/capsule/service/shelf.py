@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from capsule.model import MIB, Limits, SandboxSpec
+from capsule.model import Limits, SandboxSpec
 from capsule.providers.contract import Adjustable, Box
 
 WINDOW = 60.0
 BACKOFF = 1.0
 MAX_BACKOFF = 60.0
-INTERPRETER = 16 * MIB  # with a few modules
 
 
 def _never(limits: Limits) -> bool:
@@ -92,9 +91,10 @@ class Shelf:
         self.low = min(self.low, len(self.ready))
         return box
 
-    def learn(self, box: Box) -> None:
-        """What such boxes cost, and can be changed in."""
-        self.cost = box.idle_memory + (INTERPRETER if self.spec.template.warm_context else 0)
+    def learn(self, box: Box, interpreter: int) -> None:
+        """What such boxes cost, of which so many bytes are what runs in them, and can be changed
+        in."""
+        self.cost = box.idle_memory + interpreter
         self.adjusts = box.adjusts if isinstance(box, Adjustable) else _never
 
     def put(self, box: Box, now: float) -> None:

@@ -5,11 +5,13 @@ They are extras: a box whose interpreter could not be started, or has ended, is 
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import structlog
 
 from capsule.errors import CapsuleError
 from capsule.link.link import AgentLink
-from capsule.model import ExecId, SandboxId, Template
+from capsule.model import MIB, ExecId, SandboxId, Template
 from capsule.providers.contract import Box
 from capsule.service.context import ContextRecord
 from capsule.service.context_calls import default_record
@@ -18,21 +20,29 @@ from capsule.service.interpreters import start_ahead
 
 log = structlog.get_logger(__name__)
 
+INTERPRETER = 16 * MIB  # at least
+
 
 class Warm:
     def __init__(self) -> None:
         self._records: dict[SandboxId, ContextRecord] = {}  # by box
 
-    async def start(self, template: Template, box: Box, now: float) -> None:
-        """The interpreter that its template wants."""
+    async def start(self, template: Template, box: Box, now: float) -> int:
+        """The interpreter that its template wants. Returns the bytes that it and what it has loaded
+        take, about."""
+        link = AgentLink(box.connect)
         try:
             record = default_record(template, template.warm_context, template.warm_imports, now)
             environ = environment(template, {})
-            await start_ahead(AgentLink(box.connect), template, record, environ)
+            await start_ahead(link, template, record, environ)
         except CapsuleError as error:
             log.warning("no context ahead", template=template.name, reason=error.message)
-        else:
-            self._records[box.handle.sandbox_id] = record
+            return INTERPRETER
+        self._records[box.handle.sandbox_id] = record
+        measured = 0
+        with suppress(CapsuleError):  # then it is the least
+            measured = (await link.usage()).memory_bytes or 0
+        return max(measured, INTERPRETER)
 
     async def ping(self, box: Box) -> None:
         """Ask its agent whether it is there; an interpreter that has ended is forgotten."""
