@@ -14,21 +14,30 @@ from capsule.edge.sse import until_gone
 
 T = TypeVar("T")
 
-# Whose request is being answered. JSON-RPC sets it: its methods see nothing but their params.
+LOOK_AFTER = 0.1  # seconds that what is mostly quick may take before its client is looked for
+
+# Whose request is being answered, for verbs, which see nothing of it but what it asks for.
 client: ContextVar[Receive | None] = ContextVar("client", default=None)
 
 
-async def while_there(work: Coroutine[Any, Any, T], receive: Receive | None = None) -> T:
+async def while_there(
+    work: Coroutine[Any, Any, T], receive: Receive | None = None, *, after: float = 0.0
+) -> T:
     """What `work` returns or raises; it is cancelled when the client leaves, whose body has been
-    read."""
+    read. Nobody looks for the client in the first seconds, `after`."""
     receive = receive or client.get()
-    task = asyncio.ensure_future(work)
-    watching = [asyncio.ensure_future(until_gone(receive))] if receive else []
+    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+    watching: list[asyncio.Future[Any]] = []
     try:
+        if after:
+            await asyncio.wait({task}, timeout=after)
+        if receive and not task.done():
+            watching.append(asyncio.ensure_future(until_gone(receive)))
         await asyncio.wait({task, *watching}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise HttpError(400, "invalid", "the client left before the end of its request")
-        return task.result()
+        result: T = task.result()
+        return result
     finally:
         for each in (task, *watching):
             each.cancel()

@@ -42,6 +42,7 @@ from capsule.edge import views as v
 from capsule.edge.body import advise, read_body, read_json
 from capsule.edge.errors import invalid_field
 from capsule.edge.identity import caller_of
+from capsule.edge.presence import client
 from capsule.edge.routing import Described, Route, describe, reply
 from capsule.edge.server_views import CapabilitiesView, HealthView, ProviderView
 from capsule.edge.sse import EventStream, exec_events, parse_event_id
@@ -68,6 +69,7 @@ def sandbox_routes(verbs: Verbs, types: Described) -> APIRouter:
     async def create(request: Request, key: IdempotencyKey = None) -> Response:
         """Create a sandbox; it runs when the answer comes."""
         body = _keyed(await read_json(request, s.Create), key)
+        client.set(request.receive)
         return reply(await verbs.create(caller_of(request.scope), body), 201)
 
     @router.get("", **describe(types, returns=v.SandboxesView))

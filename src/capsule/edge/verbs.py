@@ -28,6 +28,7 @@ from capsule.edge.follow import Follower, poll
 from capsule.edge.keys import KeyVerbs
 from capsule.edge.observed import Observed
 from capsule.edge.playground import PlaygroundVerbs
+from capsule.edge.presence import LOOK_AFTER, while_there
 from capsule.edge.snapshot_verbs import SnapshotVerbs
 from capsule.edge.template_verbs import TemplateVerbs
 from capsule.edge.tenants import TenantVerbs
@@ -110,7 +111,7 @@ class Verbs:
             ports=p.ports,
             idempotency_key=p.idempotency_key,
         )
-        return await self.service.create(request, caller)
+        return await while_there(self.service.create(request, caller), after=LOOK_AFTER)
 
     async def get(self, id: str, p: s.Nothing) -> v.SandboxView:
         return v.SandboxView.of(self.service.get(id))

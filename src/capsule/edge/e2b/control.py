@@ -39,6 +39,7 @@ from capsule.edge.e2b.sandbox_logs import MOST as LOG_MOST
 from capsule.edge.e2b.sandbox_logs import PAGE as LOG_PAGE
 from capsule.edge.e2b.sandbox_logs import E2bLogs, E2bOlderLogs, Level, Wanted, older
 from capsule.edge.identity import caller_of
+from capsule.edge.presence import client
 from capsule.edge.routing import Described, Route, reply
 
 IdempotencyKey = Annotated[
@@ -73,6 +74,7 @@ def _many(router: APIRouter, control: c.Control, described: Describe) -> None:
     async def _create(request: Request, key: str | None, *, older: bool = False) -> Response:
         body = await read_json(request, s.E2bCreate)
         caller = caller_of(request.scope)
+        client.set(request.receive)
         return reply(await control.create(caller, body, _host(request), key=key, older=older), 201)
 
     @router.get("/v2/sandboxes", **described(returns=v.E2bListed, many=True))

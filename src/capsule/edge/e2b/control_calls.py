@@ -21,6 +21,7 @@ from capsule.edge.e2b.kept import chosen, is_kept, kept_as, wanted
 from capsule.edge.e2b.secrets import check_no_secret
 from capsule.edge.e2b.template_names import maybe
 from capsule.edge.errors import invalid_field
+from capsule.edge.presence import LOOK_AFTER, while_there
 from capsule.errors import (
     ConflictError,
     GoneError,
@@ -96,7 +97,7 @@ class Control:
 
     async def _made(self, request: CreateRequest, caller: Caller) -> Sandbox:
         try:
-            return await self._service.create(request, caller)
+            return await while_there(self._service.create(request, caller), after=LOOK_AFTER)
         except GoneError as error:  # what the key has made; to E2B that is no 404
             raise ConflictError(error.message, hint=error.hint) from error
 
