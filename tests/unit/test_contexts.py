@@ -248,6 +248,15 @@ async def test_what_ignores_its_interrupt_is_killed(box: Box) -> None:
     assert texts(await box.run("1", context)) == ["1"]
 
 
+async def test_a_line_that_is_not_finished_comes_at_once(box: Box) -> None:
+    context = await box.context()
+    code = "print('one'); print('two', end='')\nwhile True: pass"
+    live = await box.start(code, context)
+    await until_printed(live, b"two")
+    assert await box.contexts.interrupt(box.id, context)
+    assert [event async for event in live]
+
+
 async def test_interrupt_from_elsewhere(box: Box) -> None:
     context = await box.context()
     assert not await box.contexts.interrupt(box.id, context)

@@ -435,3 +435,23 @@ def test_a_chart_has_all_that_is_drawn_in_its_axes(scientific: KernelProcess) ->
         pytest.approx([0, 40]),
         pytest.approx([2, 2]),
     )
+
+
+def test_what_is_printed_comes_before_what_others_print_later(kernel: KernelProcess) -> None:
+    mixed = "import os, subprocess, sys\nprint('A', end=''); os.system('echo B'); print('C')"
+    assert kernel.run(mixed).stdout == "AB\nC\n"
+    written = "sys.stdout.write('x'); subprocess.run(['echo', 'y']); None"
+    assert kernel.run(written).stdout == "xy\n"
+    child = "if os.fork() == 0: sys.stdout.flush(); os._exit(0)"
+    forked = f"sys.stdout.write('once')\n{child}\nos.wait(); None"
+    assert kernel.run(forked).stdout == "once"
+
+
+def test_print_is_as_it_was(kernel: KernelProcess) -> None:
+    code = "import io; f = io.StringIO(); print(1, 2, sep='-', end='', file=f); f.getvalue()"
+    assert kernel.run(code).text == "'1-2'"
+    bare = "class Bare:\n    write = staticmethod(lambda text: 0)\nprint('x', end='', file=Bare())"
+    assert kernel.run(bare).error is None
+    wrong = kernel.run("print(1, sep=3)")
+    assert wrong.error is not None and wrong.error.name == "TypeError"
+    assert kernel.run("import pickle; pickle.loads(pickle.dumps(print)) is print").text == "True"

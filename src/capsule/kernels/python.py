@@ -193,6 +193,34 @@ def flush():
         flush_c(None)
 
 
+# Before these happen, what was printed so far is told: others write to the same streams, or it
+# would wait as long as the code does. Of the last there is word from Python 3.11 on.
+TOLD_BEFORE = frozenset(
+    "os.exec os.posix_spawn os.spawn os.system pty.spawn subprocess.Popen time.sleep".split()
+)
+
+
+def flush_in_time():
+    """Lines come one by one; one that is not finished comes as soon as it makes a difference."""
+    import builtins
+    import functools
+
+    original = builtins.print
+
+    @functools.wraps(original)
+    def print(*values, **options):
+        end, file = options.get("end"), options.get("file") or sys.stdout
+        unfinished = isinstance(end, str) and not end.endswith("\n")
+        if unfinished and (file is sys.__stdout__ or file is sys.__stderr__):
+            options["flush"] = True
+        original(*values, **options)
+
+    builtins.print = print
+    os.register_at_fork(before=flush)  # or both would tell it
+    if hasattr(sys, "addaudithook"):
+        sys.addaudithook(lambda event, args: event in TOLD_BEFORE and flush())
+
+
 def flush_c_streams():
     """C's own streams, which know nothing of Python's: line by line from now on."""
     try:
@@ -870,6 +898,7 @@ def main():
     flush_c = flush_c_streams()
     for stream in (sys.stdout, sys.stderr):  # a line at a time, as on a terminal, not word by word
         stream.reconfigure(line_buffering=True, write_through=False)
+    flush_in_time()
     os.environ.setdefault("MPLBACKEND", "Agg")
     kernel = Kernel(Wire())
     shown, display = kernel.show_figures, kernel.display
