@@ -27,7 +27,7 @@ def test_a_terminal_is_typed_into_resized_and_killed(shared: Sandbox) -> None:
         assert part in text
     shared.pty.resize(handle.pid, PtySize(rows=40, cols=120))
     shared.pty.send_stdin(handle.pid, b"stty size; exit 7\n")
-    assert "\n40 120" in until(handle, "\n40 120")
+    assert "40 120" in until(handle, "40 120")
     with pytest.raises(CommandExitException) as ended:
         handle.wait()
     assert ended.value.exit_code == 7
