@@ -14,7 +14,7 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
-from tests.support import ROOT, component_missing, node_sdks, supervisor
+from tests.support import ROOT, component_missing, components, node_sdks, supervisor
 from tests.support import frameworks as agents
 from tests.support.engine import Engine, EngineApi, EngineMissing
 from tests.support.folders import share_for_the_run
@@ -211,26 +211,66 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         if "node_modules" in wanted:
             node_sdks.node_sdks()
     with suppress(EngineMissing):
-        if "engine" in wanted:
-            supervisor.acquire()
         if "own_docker" in wanted:
             Engine.can_be_had()
-        if wanted & {"images", "own_docker"}:
+        elif "docker" in needs_of(item):
+            supervisor.acquire()
             prepare()
     return (yield)
 
 
-ENGINE_FIXTURES = frozenset({"engine", "own_docker", "daemon", "podman"})
+ENGINES = frozenset({"docker", "dockerd", "podman"})
+SLOW = frozenset({"gvisor", "podman", "qemu"})  # a `make test` without CI=true leaves these out
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs an Engine, and leave out what this machine cannot run."""
+    kept = []
+    groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        cell = getattr(item, "callspec", None) and item.callspec.params.get("cell")  # type: ignore[attr-defined]
-        contained = isinstance(cell, str) and cell.startswith(("docker", "gvisor"))
-        if contained or ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())):
+        needs = needs_of(item)
+        if ENGINES & needs:
             item.add_marker(pytest.mark.engine)
-    items.sort(key=patience, reverse=True)
+        if SLOW & needs:
+            item.add_marker(pytest.mark.slow)
+        if lacking := components.first_missing(sorted(needs)):
+            groups.setdefault(lacking, []).append(item)
+        else:
+            kept.append(item)
+    if groups:
+        config.hook.pytest_deselected(items=[item for group in groups.values() for item in group])
+    config.stash[LEFT_OUT] = {name: len(group) for name, group in groups.items()}
+    items[:] = sorted(kept, key=patience, reverse=True)
     tell_files_of_later_passes(items)
+
+
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
+
+
+def needs_of(item: pytest.Item) -> set[str]:
+    """What a test states by markers, by fixtures, and by the kind of sandbox it runs in."""
+    needs = {name for mark in item.iter_markers("needs") for name in mark.args}
+    for fixture in getattr(item, "fixturenames", ()):
+        needs.update(components.FIXTURES.get(fixture, ()))
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    cell = parameters.get("cell")
+    if isinstance(cell, str) and cell.startswith(("docker", "gvisor")):
+        needs.add("docker")
+        needs.update({"gvisor"} if cell.startswith("gvisor") else ())
+    if isinstance(cell, str) and cell.endswith("-root"):
+        needs.add("root")
+    return needs
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """For a pytest started by hand; `make test` has its own summary."""
+    for name, count in config.stash.get(LEFT_OUT, {}).items():
+        component = components.COMPONENTS[name]
+        terminalreporter.write_line(
+            f"left out: {count} that need {name}: {components.missing(name)}; {component.command}"
+        )
 
 
 def patience(item: pytest.Item) -> int:

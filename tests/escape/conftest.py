@@ -116,14 +116,6 @@ def _container_cell(name: str, request: pytest.FixtureRequest) -> Cell:
     return Cell(name, name, who, driver)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who takes a container needs the images: so the wait for them is not the test's own time."""
-    for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            if item.callspec.params.get("cell", LOCAL[0]) not in LOCAL:
-                item.fixturenames.append("images")
-
-
 @pytest.fixture(scope="session")
 def helpers() -> Iterator[Path]:
     """The programs of c/, compiled; any user may read them."""

@@ -23,7 +23,11 @@ from typing import Any, NamedTuple
 
 import httpx
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capsule-tests"
+from tests.support import IN_CI, ROOT
+
+# Layers of images, gVisor, packages of frameworks. Outside of the clone only with CI=true.
+_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+CACHE = _HOME / "capsule-tests" if IN_CI else ROOT / ".cache/tests"
 FOLDERS = "capsule-engine-"
 # Only with `--host-uds` a socket that is bound in a mounted folder answers outside.
 GVISOR = ("--network=none", "--platform=systrap")
