@@ -19,10 +19,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from capsule.providers.local import cgroups
-
 from tests.support import IN_CI, ROOT
 from tests.support.engine import CACHE, EngineApi, EngineMissing, find_runsc
 
