@@ -27,13 +27,11 @@ setup: $(DEV_STAMP) $(AGENT)  ## make .venv with all that development needs, and
 run: $(RUN_STAMP) $(AGENT)  ## serve on http://localhost:8080
 	@exec $(VENV)/bin/capsule serve $(ARGS)
 
-test: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run the tests; with CI=true all of them, and a missing component is a failure
-	@scripts/test-machine
-	@scripts/test $(ARGS)
+test: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run the tests; with CI=true all of them: installs what is missing
+	@$(PY) -m tests.run $(ARGS)
 
 test-docker: $(DEV_STAMP) $(AGENT) $(AGENT_ASAN)  ## run only the tests that need a Docker Engine
-	@SUITE=docker scripts/test-machine
-	@SUITE=docker scripts/test $(ARGS)
+	@$(PY) -m tests.run --docker
 
 check: $(DEV_STAMP) $(AGENT) $(wildcard $(AGENT_ASAN))  ## formatting, lint, types and unit tests, in less than a minute
 	$(VENV)/bin/ruff format --check -q $(SOURCES)

@@ -1,4 +1,4 @@
-"""Fixtures for all tests, and the summary of what was skipped and why."""
+"""Fixtures for all tests, and which tests a run leaves out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
-from tests.support import ROOT, component_missing, components, node_sdks, supervisor
+from tests.support import ROOT, component_missing, components, node_sdks, plan, supervisor
 from tests.support import frameworks as agents
 from tests.support.engine import Engine, EngineApi, EngineMissing
 from tests.support.folders import share_for_the_run
@@ -241,7 +241,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for group in groups.values() for item in group])
     config.stash[LEFT_OUT] = {name: len(group) for name, group in groups.items()}
     items[:] = sorted(kept, key=patience, reverse=True)
-    tell_files_of_later_passes(items)
+    slow = "not slow" not in config.option.markexpr
+    plan.write(items, config.stash[LEFT_OUT], slow=slow)
 
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
@@ -280,18 +281,6 @@ def patience(item: pytest.Item) -> int:
     return seconds if seconds >= 300 else 0
 
 
-def tell_files_of_later_passes(items: list[pytest.Item]) -> None:
-    """To look for tests takes seconds, and `make test` does it for each pass (see scripts/test)."""
-    folder = os.environ.get("CAPSULE_TEST_PASSES")
-    if not folder or os.environ.get("PYTEST_XDIST_WORKER") != "gw0":
-        return
-    for mark in ("engine", "serial"):
-        files = {
-            str(item.path.relative_to(ROOT)) for item in items if item.get_closest_marker(mark)
-        }
-        Path(folder, mark).write_text("\n".join(sorted(files)))
-
-
 def pytest_collection_finish() -> None:
     """Ten thousand tests are no garbage: nobody has to look through them again and again."""
     gc.collect()
@@ -315,17 +304,3 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(OWN.close)
     if not hasattr(config, "workerinput") and supervisor.own_the_run():
         config.add_cleanup(supervisor.release)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Collect reasons for the one list at the end of `make test` (see scripts/test)."""
-    target = os.environ.get("CAPSULE_TEST_SKIPS")
-    if not target or not report.skipped or "PYTEST_XDIST_WORKER" in os.environ:
-        return
-    if hasattr(report, "wasxfail"):
-        reason = f"expected failure: {report.wasxfail or report.nodeid}"
-    else:
-        assert isinstance(report.longrepr, tuple)
-        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
-    with open(target, "a", encoding="utf-8") as file:
-        file.write(reason.replace("\n", " ") + "\n")

@@ -33,9 +33,17 @@ ROOTS_OWN = ("root", "dockerd", "podman", "qemu")  # with CI=true, an ordinary u
 @dataclass(frozen=True, slots=True)
 class Component:
     name: str
-    left_out: str  # what is not tested without it
-    command: str  # gets it
+    tests: str  # what is left out without it
     missing: Callable[[], str]  # why it is not there; "" if it is
+    packages: str = ""  # Debian's, that have it
+    script: str = ""  # a part of scripts/test-components that gets the rest
+    hint: str = ""  # the next step where it cannot be installed
+
+    @property
+    def command(self) -> str:
+        parts = [f"apt install {self.packages}" if self.packages else ""]
+        parts += [f"scripts/test-components {self.script}" if self.script else "", self.hint]
+        return "; ".join(filter(None, parts))
 
 
 def _programs(*names: str) -> Callable[[], str]:
@@ -48,7 +56,7 @@ def _programs(*names: str) -> Callable[[], str]:
 
 
 def _file(pattern: str, what: str) -> Callable[[], str]:
-    return lambda: "" if glob.glob(pattern) else f"no {what}"
+    return lambda: "" if glob.glob(pattern) else what
 
 
 def _root() -> str:
@@ -105,104 +113,87 @@ def _gvisor() -> str:
     return "" if find_runsc() else "runsc not installed"
 
 
-def _environment(name: str) -> Callable[[], str]:
+def _environment(name: str, *programs: str) -> Callable[[], str]:
     """Packages in an environment of their own. With CI=true it is made when a test asks for it."""
-    made = _file(str(CACHE / name / "*/complete"), "environment of the tests has them")
-    return lambda: "" if IN_CI else made()
+    made = _file(str(CACHE / name / "*/complete"), "not installed")
+    return lambda: _programs(*programs)() or ("" if IN_CI else made())
 
 
-COMPONENTS = {
-    component.name: component
-    for component in (
-        Component("root", "disks with a size, other users, mounts", "sudo make test", _root),
-        Component(
-            "cgroup",
-            "limits of memory, CPU and processes together",
-            "sudo make test, or systemd-run --user --scope -p Delegate=yes make test",
-            _cgroup,
-        ),
-        Component(
-            "landlock", "the level landlock", "a kernel with CONFIG_SECURITY_LANDLOCK", _landlock
-        ),
-        Component(
-            "docker",
-            "sandboxes in containers",
-            "start a Docker Engine; apt install docker.io mmdebstrap busybox-static",
-            _docker,
-        ),
-        Component("dockerd", "faults of a Docker daemon", "CI=true make test, as root", _dockerd),
-        Component("gvisor", "sandboxes under gVisor", "scripts/test-components gvisor", _gvisor),
-        Component("podman", "the provider over Podman", "apt install podman", _programs("podman")),
-        Component("go", "Go programs and templates", "apt install golang-go", _programs("go")),
-        Component(
-            "node", "JavaScript contexts and programs", "apt install nodejs", _programs("node")
-        ),
-        Component("npm", "installs of npm packages", "apt install npm", _programs("node", "npm")),
-        Component(
-            "node-sdks",
-            "E2B's SDK for Node",
-            "scripts/test-components node-sdks",
-            _environment("node"),
-        ),
-        Component(
-            "frameworks",
-            "examples with LangGraph, deepagents, smolagents",
-            "scripts/test-components frameworks",
-            _environment("agents"),
-        ),
-        Component(
-            "notebook",
-            "charts and tables of matplotlib and pandas",
-            "scripts/test-components notebook",
-            _environment("notebook"),
-        ),
-        Component(
-            "nginx",
-            "the shipped nginx configuration",
-            "apt install nginx-light openssl",
-            _programs("nginx", "openssl"),
-        ),
-        Component(
-            "qemu",
-            "another kernel, with cgroup v2",
-            "apt install qemu-system-x86 cpio busybox-static; scripts/test-components kernel",
-            lambda: (
-                _programs("qemu-system-x86_64", "cpio", "busybox")()
-                or _file(str(ROOT / ".cache/vm/boot/vmlinuz-*"), "kernel to boot")()
-            ),
-        ),
-        Component("chromium", "pages in a browser", "apt install chromium", _programs("chromium")),
-        Component("cc", "attacks in C, the agent's own tests", "apt install gcc", _programs("cc")),
-        Component(
-            "musl", "the agent built with musl", "apt install musl-tools", _programs("musl-gcc")
-        ),
-        Component(
-            "headers",
-            "system call numbers against the kernel's own",
-            "apt install linux-libc-dev",
-            _file("/usr/include/asm-generic/unistd.h", "kernel headers"),
-        ),
-        Component(
-            "e2fsprogs", "disk images of ext4", "apt install e2fsprogs", _programs("mkfs.ext4")
-        ),
-        Component("tmux", "the command line in a terminal", "apt install tmux", _programs("tmux")),
-        Component(
-            "busybox",
-            "templates of other images",
-            "apt install busybox-static",
-            _programs("busybox"),
-        ),
-        Component(
-            "systemd", "the shipped unit files", "apt install systemd", _programs("systemd-analyze")
-        ),
-        Component(
-            "x86-64",
-            "system calls of x86-64 alone",
-            "another machine",
-            lambda: "" if platform.machine() == "x86_64" else f"this is {platform.machine()}",
-        ),
-    )
-}
+def _qemu() -> str:
+    kernel = _file(str(ROOT / ".cache/vm/boot/vmlinuz-*"), "no kernel to boot was unpacked")
+    return _programs("qemu-system-x86_64", "cpio", "busybox")() or kernel()
+
+
+def _x86_64() -> str:
+    return "" if platform.machine() == "x86_64" else f"this is {platform.machine()}"
+
+
+_ALL = (
+    Component("root", "disks with a size, other users, mounts", _root, hint="sudo make test"),
+    Component(
+        "cgroup",
+        "limits of memory, CPU and processes together",
+        _cgroup,
+        hint="sudo make test, or systemd-run --user --scope -p Delegate=yes make test",
+    ),
+    Component(
+        "landlock", "the level landlock", _landlock, hint="a kernel with CONFIG_SECURITY_LANDLOCK"
+    ),
+    Component(
+        "docker",
+        "sandboxes in containers",
+        _docker,
+        "docker.io mmdebstrap busybox-static",
+        hint="start a Docker Engine",
+    ),
+    Component("dockerd", "faults of a Docker daemon", _dockerd, hint="CI=true make test, as root"),
+    Component("gvisor", "sandboxes under gVisor", _gvisor, script="gvisor"),
+    Component("podman", "containers of Podman", _programs("podman"), "podman"),
+    Component("go", "Go programs and templates", _programs("go"), "golang-go"),
+    Component("node", "JavaScript contexts and programs", _programs("node"), "nodejs"),
+    Component("npm", "installs of npm packages", _programs("node", "npm"), "npm"),
+    Component("node-sdks", "E2B's SDK for Node", _environment("node", "npm"), script="node-sdks"),
+    Component(
+        "frameworks",
+        "examples with LangGraph, deepagents, smolagents",
+        _environment("agents"),
+        script="frameworks",
+    ),
+    Component(
+        "notebook",
+        "charts and tables of matplotlib and pandas",
+        _environment("notebook"),
+        script="notebook",
+    ),
+    Component(
+        "nginx",
+        "the shipped nginx configuration",
+        _programs("nginx", "openssl"),
+        "nginx-light openssl",
+    ),
+    Component(
+        "qemu",
+        "another kernel, with cgroup v2",
+        _qemu,
+        "qemu-system-x86 cpio busybox-static",
+        "kernel",
+    ),
+    Component("chromium", "pages in a browser", _programs("chromium"), "chromium"),
+    Component("cc", "attacks in C, the agent's own tests", _programs("cc"), "gcc libc6-dev"),
+    Component("musl", "the agent built with musl", _programs("musl-gcc"), "musl-tools"),
+    Component(
+        "headers",
+        "system call numbers beside the kernel's own",
+        _file("/usr/include/asm-generic/unistd.h", "no kernel headers"),
+        "linux-libc-dev",
+    ),
+    Component("e2fsprogs", "disk images of ext4", _programs("mkfs.ext4"), "e2fsprogs"),
+    Component("tmux", "the command line in a terminal", _programs("tmux"), "tmux"),
+    Component("busybox", "templates of other images", _programs("busybox"), "busybox-static"),
+    Component("systemd", "the shipped unit files", _programs("systemd-analyze"), "systemd"),
+    Component("x86-64", "system calls of x86-64 alone", _x86_64, hint="another machine"),
+)
+COMPONENTS = {component.name: component for component in _ALL}
 
 # A fixture stands for what it needs.
 FIXTURES = {
@@ -243,9 +234,19 @@ def first_missing(names: Iterable[str]) -> str:
     return next((name for name in names if missing(name)), "")
 
 
-def required(name: str) -> bool:
-    """With CI=true all of them are; an ordinary user may lack what only root can have."""
-    return IN_CI and (os.geteuid() == 0 or name not in ROOTS_OWN)
+def required() -> list[Component]:
+    """What is missing and may not be: with CI=true all but what only root can have."""
+    if not IN_CI:
+        return []
+    found = find()
+    excused = ROOTS_OWN if os.geteuid() else ()
+    return [each for each in _ALL if found[each.name] and each.name not in excused]
+
+
+def forget() -> None:
+    """After an installation: look again."""
+    os.environ.pop(FOUND, None)
+    missing.cache_clear()
 
 
 def table() -> list[str]:
@@ -253,15 +254,17 @@ def table() -> list[str]:
     found = find()
     wide = max(map(len, found))
     lines = []
-    for name, why in found.items():
-        each = COMPONENTS[name]
-        if why:
-            lines.append(f"  {name:{wide}}  no   {each.left_out}: left out ({why})")
-            lines.append(f"  {'':{wide}}       get it: {each.command}")
+    for each in _ALL:
+        if why := found[each.name]:
+            lines.append(f"  {each.name:{wide}}  no   left out: {each.tests}")
+            lines.append(f"  {'':{wide}}       {why}; get it: {each.command}")
         else:
-            lines.append(f"  {name:{wide}}  yes  {each.left_out}")
+            lines.append(f"  {each.name:{wide}}  yes")
     return lines
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(table()) + "\n")
+    if sys.argv[1:] == ["packages"]:
+        sys.stdout.write(" ".join(each.packages for each in _ALL if each.missing()))
+    else:
+        sys.stdout.write("\n".join(table()) + "\n")

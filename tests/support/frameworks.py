@@ -70,5 +70,8 @@ def forget_unused(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    notebook()
-    frameworks()
+    try:
+        for name in sys.argv[1:] or ("notebook", "agents"):
+            environment(name)
+    except FrameworksMissing as missing:
+        sys.exit(str(missing))

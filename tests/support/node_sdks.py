@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from tests.support import ROOT
@@ -40,4 +41,7 @@ def node_sdks() -> Path:
 
 
 if __name__ == "__main__":
-    node_sdks()
+    try:
+        node_sdks()
+    except FrameworksMissing as missing:
+        sys.exit(str(missing))
