@@ -78,14 +78,16 @@ def _landlock() -> str:
     return "" if version > 0 else "this kernel has no Landlock"
 
 
-def _engine_answers(url: str) -> bool:
+def _engine() -> tuple[str, set[str]]:
+    """Why no Engine answers, and the runtimes of the one that does."""
+    url = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
         api = EngineApi(url)
-    except EngineMissing:
-        return False
-    answers = api.answers()
+    except EngineMissing as missing:
+        return str(missing), set()
+    runtimes = api.runtimes() if api.answers() else set()
     api.close()
-    return answers
+    return ("" if runtimes else f"no Engine answers at {url}"), runtimes
 
 
 def _makes_images() -> str:
@@ -97,9 +99,9 @@ def _makes_images() -> str:
 
 def _docker() -> str:
     """An Engine that runs already; with CI=true as root also one that the tests start."""
-    url = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    if not _engine_answers(url) and (why := _dockerd()):
-        return f"no Engine answers at {url}" + (f"; {why}" if IN_CI else "")
+    why, _ = _engine()
+    if why and (why_not_ours := _dockerd()):
+        return f"{why}; {why_not_ours}" if IN_CI else why
     return _makes_images()
 
 
@@ -110,7 +112,11 @@ def _dockerd() -> str:
 
 
 def _gvisor() -> str:
-    return "" if find_runsc() else "runsc not installed"
+    """Our own Engine gets what was unpacked; another one must have it."""
+    _, runtimes = _engine()
+    if "runsc" in runtimes or (IN_CI and find_runsc()):
+        return ""
+    return "no runsc was unpacked" if IN_CI else "no Engine with the runtime runsc"
 
 
 def _environment(name: str, *programs: str) -> Callable[[], str]:

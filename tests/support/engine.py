@@ -173,7 +173,7 @@ class Engine:
             raise EngineMissing("only root can start a Docker Engine of its own")
         for program in ("dockerd", "containerd", "runc", "unshare"):
             if shutil.which(program) is None:
-                raise EngineMissing(f"{program} is not installed (scripts/test-machine does it)")
+                raise EngineMissing(f"{program} is not installed (scripts/test-components does it)")
 
     @property
     def pid(self) -> int:
@@ -278,7 +278,7 @@ class Engine:
 
 
 def find_runsc() -> Path | None:
-    """gVisor: unpacked by scripts/test-machine, or installed."""
+    """gVisor: unpacked by scripts/test-components, or installed."""
     installed = shutil.which("runsc")
     candidates = [CACHE / "runsc/usr/bin/runsc", *([Path(installed)] if installed else [])]
     return next((found for found in candidates if os.access(found, os.X_OK)), None)

@@ -1,6 +1,6 @@
 """The Engine that a whole test run shares, and the process that ends it with the run.
 
-The run is its owner: `scripts/test`, a pytest started by hand, or `make bench`. Whoever needs the
+The run is its owner: `make test`, a pytest started by hand, or `make bench`. Whoever needs the
 Engine first, in whichever worker, starts a supervisor. That waits for the owner's end, however it
 comes, and then removes all that there was. A run that needs no Engine starts nothing.
 """
@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.support import ROOT
+from tests.support import IN_CI, ROOT
 from tests.support.engine import (
     CACHE,
     FOLDERS,
@@ -178,7 +178,7 @@ def choose() -> EngineApi | Engine:
         raise EngineMissing(f"no Engine answers at DOCKER_HOST={named}")
     api = EngineApi(f"unix://{SOCKET}")
     running = api.answers()
-    if running and (find_runsc() is None or "runsc" in api.runtimes()):
+    if running and (not IN_CI or find_runsc() is None or "runsc" in api.runtimes()):
         return api
     try:
         return Engine(_folder())
