@@ -286,10 +286,10 @@ async def test_a_renewal_that_cannot_be_recorded_did_not_happen(tmp_path: Path) 
     class Full(SqliteStore):
         full = False
 
-        async def save(self, record: Record, claim: Claim | None = None) -> None:
+        async def save(self, *records: Record, claim: Claim | None = None) -> None:
             if self.full:
                 raise NoSpaceError("no space left")
-            await super().save(record, claim)
+            await super().save(*records, claim=claim)
 
     store = Full(tmp_path / "full.db")
     async with bench(tmp_path, store=store) as b:

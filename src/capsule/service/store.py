@@ -57,8 +57,9 @@ class Store(Protocol):
     async def load(self) -> list[Record]:
         """Every record, oldest first."""
 
-    async def save(self, record: Record, claim: Claim | None = None) -> None:
-        """Insert or replace; the claim with it or not at all. Raises ConflictError (the claim)."""
+    async def save(self, *records: Record, claim: Claim | None = None) -> None:
+        """Insert or replace; all of them, and the claim with them, or nothing. Raises ConflictError
+        (the claim)."""
 
     async def remove(self, id: SandboxId) -> None:
         """The record, its sessions, its contexts and the claims on its execs. The claim that made
@@ -158,15 +159,17 @@ class SqliteStore:
                 f"{self._path} holds a record that cannot be read: {error}"
             ) from error
 
-    async def save(self, record: Record, claim: Claim | None = None) -> None:
-        row = (record.id, record.created, str(record.state), self._encode(record))
+    async def save(self, *records: Record, claim: Claim | None = None) -> None:
+        rows = [(r.id, r.created, str(r.state), self._encode(r)) for r in records]
 
         def write(db: sqlite3.Connection) -> None:
             if claim is not None:
                 db.execute("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", _claim_row(claim))
-            db.execute(_SAVE, row)
+            for row in rows:
+                db.execute(_SAVE, row)
 
-        await self._db.run(write if claim is None else whole(write))
+        alone = claim is None and len(rows) == 1
+        await self._db.run(write if alone else whole(write))
 
     async def remove(self, id: SandboxId) -> None:
         def write(db: sqlite3.Connection) -> None:
