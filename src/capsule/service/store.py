@@ -36,6 +36,11 @@ def create_scope(tenant: str) -> str:
     return CREATE if tenant == DEFAULT_TENANT else f"{CREATE}/{tenant}"
 
 
+def ended_scope(id: SandboxId) -> str:
+    """The execs with a key whose end was published; an exec's id is its key there."""
+    return f"{id}/ended"
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """An idempotency key and what it was used for."""
@@ -176,7 +181,7 @@ class SqliteStore:
             db.execute("DELETE FROM sandboxes WHERE id = ?", (id,))
             db.execute("DELETE FROM sessions WHERE sandbox = ?", (id,))
             db.execute("DELETE FROM contexts WHERE sandbox = ?", (id,))
-            db.execute("DELETE FROM claims WHERE scope = ?", (id,))
+            db.execute("DELETE FROM claims WHERE scope IN (?, ?)", (id, ended_scope(id)))
 
         await self._db.run(whole(write))
 
