@@ -230,16 +230,21 @@ class Sandboxes:
                 hint="take a new key for a new sandbox",
                 sandbox_id=held.target,
             )
-        first = self.entries.get(SandboxId(held.target))
-        if first is None:
-            ended = self._tombstones.get(SandboxId(held.target))
-            reason = ended.reason if ended else "it has ended"
-            raise GoneError(
-                f"idempotency_key {brief(held.key)} made sandbox {held.target}: {reason}",
-                hint="take a new key for a new sandbox",
-                sandbox_id=held.target,
+        id = SandboxId(held.target)
+        if (first := self.entries.get(id)) is not None:
+            return first
+        if self.unremoved.get(id) is not None:
+            raise UnavailableError(
+                f"idempotency_key {brief(held.key)}: its create failed and is not undone yet",
+                hint=f"try again in {RETRY:g} seconds; if the server's disk is full, free space",
+                sandbox_id=id,
             )
-        return first
+        ended = self._tombstones.get(id, Tombstone("it has ended", ""))
+        raise GoneError(
+            f"idempotency_key {brief(held.key)} made sandbox {id}: {ended.reason}",
+            hint="take a new key for a new sandbox",
+            sandbox_id=id,
+        )
 
     def _begin(self, entry: Entry, claim: Claim | None, group: Together) -> None:
         live, most = sum(self.counts[s] for s in _LIVE), self._parts.config.max_sandboxes
