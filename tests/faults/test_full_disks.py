@@ -71,7 +71,12 @@ async def outcomes(http: httpx.AsyncClient, count: int) -> list[httpx.Response]:
     return list(await asyncio.gather(*calls))
 
 
-@pytest.mark.parametrize("leaving", [0, 4096, 65536, 400_000])
+async def with_key(http: httpx.AsyncClient) -> httpx.Response:
+    key = {"Idempotency-Key": "k"}
+    return await http.post("/v1/sandboxes", json={"template": "bash"}, headers=key)
+
+
+@pytest.mark.parametrize("leaving", [0, 4096, 40960, 49152, 65536, 400_000])
 async def test_no_space_for_data(own_nursery: Nursery, as_root: None, leaving: int) -> None:
     async with on_small_disk(own_nursery, "data", 64 * MIB) as host, host.http() as http:
         old, doomed = await create(http), await create(http)
@@ -81,6 +86,8 @@ async def test_no_space_for_data(own_nursery: Nursery, as_root: None, leaving: i
                 assert answer.status_code in (201, 503, 507), answer.text
                 if answer.status_code == 507:
                     assert answer.json()["error"]["code"] == "no_space"
+            for answer in [await with_key(http) for _ in range(2)]:
+                assert answer.status_code in (201, 503, 507), answer.text
             assert await host.health() == 200
             assert (await execute(http, old, "cat file"))["stdout"] == "kept\n"
             flood = await execute(http, old, "head -c 3000000 /dev/zero | tr '\\0' x")
@@ -89,6 +96,13 @@ async def test_no_space_for_data(own_nursery: Nursery, as_root: None, leaving: i
             assert flood["stdout_truncated"] == (len(flood["stdout"]) < 3_000_000)
             assert await delete(http, doomed) == 200
         await delete(http, await create(http))
+
+        async def key_works() -> bool:
+            answer = await with_key(http)
+            assert answer.status_code in (201, 503), answer.text
+            return answer.status_code == 201
+
+        await eventually(key_works, what="the key can be used", within=15)
         assert (await execute(http, old, "cat file"))["stdout"] == "kept\n"
         await host.kill()
         await host.start()

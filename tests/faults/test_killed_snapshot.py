@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,44 @@ def snapshot(url: str, id: str) -> None:
 
 def test_a_kill_in_the_middle_of_a_snapshot_leaves_nothing_and_nobody_frozen(home: Path) -> None:
     kill_in_the_middle(home, home / "d" / "layers")
+
+
+def fork(url: str, id: str) -> None:
+    with suppress(CapsuleError), CapsuleClient(url, retries=0) as client:
+        client.get(id).fork(10)
+
+
+def running(home: Path) -> int:
+    with closing(sqlite3.connect(f"file:{home}/d/capsule.db?mode=ro", uri=True)) as db:
+        found = db.execute("SELECT count(*) FROM sandboxes WHERE state = 'running'").fetchone()
+    return int(found[0])
+
+
+@pytest.mark.parametrize("moment", ["half launched", "first recorded as running"])
+def test_a_kill_in_the_middle_of_a_fork_leaves_all_of_it_or_nothing(
+    home: Path, moment: str
+) -> None:
+    where = {"DATA_DIR": str(home / "d"), "RUN_DIR": str(home / "r")}
+    there = home / "r" / "boxes"
+
+    def reached() -> bool:
+        return len(os.listdir(there)) >= 6 if moment == "half launched" else running(home) > 1
+
+    with real_server(**where, DRAIN="keep") as server:
+        with CapsuleClient(server.url) as client:
+            capsule = client.create("bash")
+            capsule.exec("echo kept > f").check()
+        caller = threading.Thread(target=fork, args=(server.url, capsule.id))
+        caller.start()
+        wait_for(reached, what=moment)
+        server.process.kill()
+        server.process.wait()
+        caller.join()
+    with real_server(**where) as server, CapsuleClient(server.url) as client:
+        listed = {each.id for each in client.list()}
+        assert capsule.id in listed and len(listed) in (1, 11)
+        assert set(os.listdir(there)) == listed
+        assert {client.get(id).exec("cat f").stdout for id in listed} == {"kept\n"}
 
 
 @pytest.mark.slow

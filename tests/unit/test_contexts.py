@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from capsule.errors import (
     UnavailableError,
     WrongStateError,
 )
+from capsule.link.link import AgentLink
 from capsule.model import Isolation, Stream
 from capsule.providers.registry import make_provider
 from capsule.service import (
@@ -38,11 +40,13 @@ from capsule.service import (
     Service,
     interpreters,
 )
-from capsule.service.context import MAX_WAITING
+from capsule.service.context import MAX_WAITING, ContextRecord
 from capsule.service.context_calls import default_record
 from capsule.service.contexts import MAX_CONTEXTS
 from capsule.service.interpreters import start_ahead
 from capsule.service.live_run import MAX_RESULTS, RunEnd, Text
+from capsule.service.store import SqliteStore
+from capsule.service.talk import Talk
 from tests.support import component_missing, eventually
 from tests.support.folders import server_folder
 
@@ -527,6 +531,58 @@ async def test_contexts_outlive_the_server(folder: Path) -> None:
             ("python", "idle", None),
             ("bash", "idle", None),
         ]
+
+
+async def test_a_context_recorded_before_there_were_greetings_lives_on(folder: Path) -> None:
+    async with serving(folder, drain="keep") as service:
+        box = await Box.create(service)
+        await box.run("x = 9")
+    with closing(sqlite3.connect(folder / "d" / "capsule.db")) as db, db:
+        old = "json_remove(CAST(body AS TEXT), '$.greeted')"
+        assert db.execute(f"UPDATE contexts SET body = {old}").rowcount == 1
+    async with serving(folder) as service:
+        assert texts(await Box(service, box.id).run("x")) == ["9"]
+
+
+@pytest.mark.parametrize("moment", ["recorded", "started", "greeted"])
+async def test_a_kill_while_an_interpreter_starts_leaves_its_context_usable(
+    folder: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, greet = asyncio.Event(), interpreters._greet
+
+    async def stop(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async def stop_greeted(record: ContextRecord, talk: Talk) -> None:
+        assert await greet(record, talk)
+        await stop()
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    async with serving(folder, drain="keep") as service:
+        box = await Box.create(service)
+        with monkeypatch.context() as patched:
+            if moment == "recorded":
+                patched.setattr(AgentLink, "exec", stop)
+            else:
+                patched.setattr(
+                    interpreters, "_greet", stop if moment == "started" else stop_greeted
+                )
+            first = asyncio.create_task(box.run("x = 1"))
+            await reached.wait()
+            patched.setattr(AgentLink, "kill", nothing)  # a killed server clears nothing up
+            patched.setattr(SqliteStore, "remove_context", nothing)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+    async with serving(folder) as service:
+        box = Box(service, box.id)
+        assert await box.state("default-python") == "idle"
+        assert texts(await box.run("x = 2; x")) == ["2"]
+        assert texts(await box.run("x")) == ["2"]
+        (left,) = [each.id for each in await service.execs(box.id) if each.running]
+        assert left == (await box.contexts.list(box.id))[0].exec_id
 
 
 @pytest.mark.parametrize("looked", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from capsule.link.exec_stream import Output
 from capsule.model import ExecId, Language, Reason, Template
 from capsule.service import CreateRequest, ExecCall, RunCall
 from capsule.service.code import program
+from capsule.service.entry import Entry
+from capsule.service.happenings import Happening
 from capsule.service.jobs import MAX_STDIN
 from capsule.service.once import AGENT_REMEMBERS
 from tests.support import eventually
@@ -242,6 +245,54 @@ async def test_after_a_restart_a_retry_finds_its_exec(tmp_path: Path) -> None:
     async with bench(tmp_path, world=b.world) as b:
         assert await b.service.exec(id, call) == first
         assert agent(b, id).runs == {("echo", "x"): 1}
+
+
+async def test_the_end_of_an_exec_with_a_key_is_published_once(tmp_path: Path) -> None:
+    told: list[Happening] = []
+    marked: list[ExecId] = []
+
+    async def mark(entry: Entry, exec_id: ExecId, argv: Sequence[str]) -> None:
+        marked.append(exec_id)
+
+    def listen(b: Bench) -> None:
+        b.service.happenings.listeners.append(told.append)
+        b.service._execs.mark = mark
+
+    async def follow(b: Bench, id: str, call: ExecCall) -> None:
+        async with await b.service.start(id, call) as live:
+            assert [item async for item in live]
+
+    call = ExecCall(("echo", "x"), idempotency_key="k")
+    streamed = ExecCall(("echo", "x"), idempotency_key="streamed")
+    async with bench(tmp_path) as b:
+        id = await one(b)
+        listen(b)
+        results = await asyncio.gather(*(b.service.exec(id, call) for _ in range(3)))
+        await follow(b, id, call)
+        await follow(b, id, streamed)
+        await b.service.exec(id, streamed)
+    async with bench(tmp_path, world=b.world) as b:
+        listen(b)
+        await b.service.exec(id, call)
+        await follow(b, id, streamed)
+    assert [each.exec.id for each in told if each.exec] == marked
+    assert len(marked) == len(set(marked)) == 2 and marked[0] == results[0].id
+
+
+async def test_a_retry_publishes_the_end_that_no_call_before_it_saw(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        id = await one(b)
+        told: list[Happening] = []
+        b.service.happenings.listeners.append(told.append)
+        call = ExecCall(("wait",), idempotency_key="k")
+        first = asyncio.create_task(b.service.exec(id, call))
+        (run,) = await eventually(lambda: agent(b, id).execs.values(), what="runs")
+        first.cancel()
+        await asyncio.wait({first})
+        run.end(5)
+        for _ in range(2):
+            assert (await b.service.exec(id, call)).exit.exit_code == 5
+        assert len(told) == 1
 
 
 async def test_a_program_that_was_not_started_frees_its_key(tmp_path: Path) -> None:

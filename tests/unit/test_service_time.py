@@ -282,14 +282,47 @@ async def test_an_end_that_fails_is_tried_again_and_holds_up_no_other(tmp_path: 
         assert b.world.agents == {}
 
 
+async def test_the_key_of_a_create_is_free_when_it_is_undone(tmp_path: Path) -> None:
+    class Full(SqliteStore):
+        full = False
+
+        async def remove(self, id: SandboxId) -> None:
+            if self.full:
+                raise NoSpaceError("no space left")
+            await super().remove(id)
+
+    store = Full(tmp_path / "full.db")
+
+    async def no_space(_: SandboxId) -> None:
+        store.full = True
+        raise NoSpaceError("no space left")
+
+    request = CreateRequest(idempotency_key="k")
+    async with bench(tmp_path, store=store) as b:
+        launches, b.provider.after_launch = b.provider.after_launch, no_space
+        with pytest.raises(NoSpaceError):
+            await b.service.create(request)
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="failed and is not undone yet"):
+                await b.service.create(request)
+            b.clock.pass_time(6)
+            await sweep(b)
+        store.full, b.provider.after_launch = False, launches
+        b.clock.pass_time(6)
+        await sweep(b)
+        await eventually(lambda: not b.service._sandboxes.unremoved, what="it is undone")
+        made = await b.service.create(request)
+        assert await b.service.create(request) == made and len(b.world.agents) == 1
+
+
 async def test_a_renewal_that_cannot_be_recorded_did_not_happen(tmp_path: Path) -> None:
     class Full(SqliteStore):
         full = False
 
-        async def save(self, record: Record, claim: Claim | None = None) -> None:
+        async def save(self, *records: Record, claim: Claim | None = None) -> None:
             if self.full:
                 raise NoSpaceError("no space left")
-            await super().save(record, claim)
+            await super().save(*records, claim=claim)
 
     store = Full(tmp_path / "full.db")
     async with bench(tmp_path, store=store) as b:

@@ -13,10 +13,13 @@ from capsule.errors import (
     InvalidError,
     NotFoundError,
     TooLargeError,
+    UnavailableError,
     WrongStateError,
 )
 from capsule.model import MIB, Detail, State
-from capsule.service import CreateRequest, ExecCall, ExecResult, Service, Snapshot
+from capsule.service import CreateRequest, ExecCall, ExecResult, Service, Snapshot, sandboxes
+from capsule.service.entry import Entry
+from capsule.service.happenings import Happening
 from tests.support import backends, eventually
 from tests.support.backends import layers
 from tests.unit.test_service_real import boxes, folder, serving
@@ -367,6 +370,28 @@ async def test_a_fork_is_all_or_nothing(folder: Path) -> None:
             await service.snapshots.fork(id, 5)
         assert [s.id for s in service.list()] == [id] and boxes(folder) == [id]
         assert layers(folder) == []
+
+
+async def test_a_fork_whose_last_launch_fails_has_never_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(folder) as service:
+        id = await make(service, "echo base > f")
+        told: list[Happening] = []
+        service.happenings.listeners.append(told.append)
+        begun = 0
+
+        async def begin_or_fail(entry: Entry) -> None:
+            nonlocal begun
+            begun += 1
+            if begun == 5:
+                raise UnavailableError("it does not begin")
+
+        monkeypatch.setattr(sandboxes, "begin", begin_or_fail)
+        with pytest.raises(UnavailableError, match="it does not begin"):
+            await service.snapshots.fork(id, 5)
+        assert [s.id for s in service.list()] == [id] and boxes(folder) == [id]
+        assert told == [] and layers(folder) == []
 
 
 async def test_a_snapshot_that_is_cancelled_leaves_nothing_and_lets_go(folder: Path) -> None:

@@ -105,17 +105,17 @@ async def test_the_first_claim_holds(store: SqliteStore) -> None:
     assert await store.find("a", "k") is None
 
 
-async def test_a_record_and_its_claim_come_together_or_not_at_all(store: SqliteStore) -> None:
-    await store.save(record("a"), Claim(CREATE, "k", "f", "a", 1.0))
+async def test_records_and_their_claim_come_together_or_not_at_all(store: SqliteStore) -> None:
+    await store.save(record("a"), claim=Claim(CREATE, "k", "f", "a", 1.0))
     with pytest.raises(ConflictError):
-        await store.save(record("b"), Claim(CREATE, "k", "f", "b", 1.0))
+        await store.save(record("b"), record("c"), claim=Claim(CREATE, "k", "f", "b", 1.0))
     assert [r.id for r in await store.load()] == ["a"]
 
 
 async def test_claims_of_creates_are_kept_a_day_and_as_long_as_the_sandbox(
     store: SqliteStore,
 ) -> None:
-    await store.save(record("lives"), Claim(CREATE, "old-alive", "f", "lives", 0.0))
+    await store.save(record("lives"), claim=Claim(CREATE, "old-alive", "f", "lives", 0.0))
     await store.claim(Claim(CREATE, "old-gone", "f", "gone", 0.0))
     await store.claim(Claim(CREATE, "new-gone", "f", "gone", 100.0))
     await store.maintain(KEEP_CLAIMS + 50.0)
@@ -177,7 +177,7 @@ async def test_a_full_disk_is_no_space_and_passes(store: SqliteStore) -> None:
     pages = db.execute("PRAGMA page_count").fetchone()[0]
     db.execute(f"PRAGMA max_page_count = {pages + 2}")
     big = record("big", env={str(n): "x" * 1000 for n in range(200)})
-    for change in (store.save(big), store.save(big, Claim(CREATE, "k", "f", "big", 1.0))):
+    for change in (store.save(big), store.save(big, claim=Claim(CREATE, "k", "f", "big", 1.0))):
         with pytest.raises(NoSpaceError, match="no space left"):
             await change
     assert await store.find(CREATE, "k") is None

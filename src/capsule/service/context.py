@@ -32,6 +32,7 @@ class ContextRecord:
     busy: bool = False  # a run is under way
     dead: str = ""  # why; "": it lives
     user: str = ""  # as an ExecRequest has it
+    greeted: bool = True  # its interpreter is ready, and may hold what runs have made
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,6 @@ from capsule.service.context_calls import (
     ContextCall,
     ContextRun,
     code_of,
-    fresh,
     new_record,
     run_env,
 )
@@ -197,11 +196,7 @@ class Contexts:
         async with visit as link:
             await kill(link, context, RESTARTED)
             async with context.turn:
-                await kill(link, context, RESTARTED)  # another may have been faster
-                await hang_up(context)
-                exec_id, nonce = fresh()
-                record = replace(context.record, exec_id=exec_id, nonce=nonce, busy=False, dead="")
-                await self._interpreters.launch(visit.entry, link, context, record)
+                await self._interpreters.renew(visit.entry, link, context)
                 return context.info()
 
     async def delete(self, id: str, name: str) -> None:
@@ -241,6 +236,8 @@ class Contexts:
         self, entry: Entry, link: AgentLink, context: Context, known: ExecInfo | None
     ) -> None:
         """Whether it still lives; and whether a run that was lost is over."""
+        if not context.record.greeted:
+            return  # its next run starts another interpreter
         if known is None or not known.running:
             await self._interpreters.bury(entry, context, describe(known.exit if known else None))
         elif context.record.busy or context.syncing:
@@ -315,6 +312,8 @@ class Contexts:
         self, entry: Entry, link: AgentLink, context: Context, request: Request
     ) -> LiveRun:
         context.check_alive()
+        if not context.record.greeted:  # the server was killed while its interpreter started
+            await self._interpreters.renew(entry, link, context)
         permit = self._permits.take(entry)
         try:
             talk = await self._interpreters.talk(entry, link, context)

@@ -74,9 +74,16 @@ class Execs:
                     done = await self._collect_once(entry, link, job, call)
         if job.session is not None and entry.link is link:  # not reset meanwhile
             await self._sessions.learn(entry, job.session, job.request, done.carry)
-        self._tell(entry, job.request, done.exit)
-        await self.mark(entry, job.request.id, job.request.argv)
+        await self._conclude(entry, job.request, done.exit, call)
         return ExecResult(job.request.id, done.exit, done.stdout, done.stderr)
+
+    async def _conclude(
+        self, entry: Entry, request: ExecRequest, exit: Exit | None, call: Call
+    ) -> None:
+        """Once, however many calls with one key see the exec's end."""
+        if exit is not None and await self._once.publishes(entry, call, request.id):
+            self._tell(entry, request, exit)
+            await self.mark(entry, request.id, request.argv)
 
     def _tell(self, entry: Entry, request: ExecRequest, exit: Exit) -> None:
         self._happenings.tell(
@@ -160,9 +167,7 @@ class Execs:
             if job.session is not None and entry.link is link:
                 await self._sessions.learn(entry, job.session, job.request, stream.carry)
             await _remove_code(link, job)
-            if is_new and stream.exit is not None:
-                self._tell(entry, job.request, stream.exit)
-            await self.mark(entry, job.request.id, job.request.argv)
+            await self._conclude(entry, job.request, stream.exit, call)
 
         live = self._live(entry, link, stream, permit=permit)
         due = bool(job.session or job.program.path or job.stdin or entry.steps)

@@ -20,7 +20,8 @@ from capsule.errors import (
 from capsule.link.link import AgentLink
 from capsule.model import MIB, ROOT, ExecId, ExecRequest, Exit, Reason, Template
 from capsule.service import kernel_wire as wire
-from capsule.service.context import Context, ContextRecord
+from capsule.service.context import RESTARTED, Context, ContextRecord
+from capsule.service.context_calls import fresh
 from capsule.service.entry import Entry, as_root
 from capsule.service.kernels import is_threaded, start_of
 from capsule.service.permits import Permits
@@ -44,7 +45,9 @@ class Interpreters:
     async def launch(
         self, entry: Entry, link: AgentLink, context: Context, record: ContextRecord
     ) -> None:
-        """Recorded first, so that whoever finds the exec finds its context."""
+        """Recorded before its exec is started, as not greeted: after a kill of the server `renew`
+        replaces it. No run is recorded before the record says that it is ready."""
+        record = replace(record, greeted=False)
         request = await _request(entry.template, record, entry.environ)
         await self._store.save_context(entry.id, record)
         context.record, context.over, context.lost_run, context.syncing = record, "", None, 0
@@ -52,6 +55,7 @@ class Interpreters:
             with self._permits.take(entry):
                 context.talk = Talk(await link.exec(request), record.kernel, record.nonce)
                 await _started(entry, link, record, context.talk)
+            await self.save(entry, context, replace(record, greeted=True))
         except BaseException as error:
             reason = error.message if isinstance(error, CapsuleError) else "it was not started"
             await hang_up(context)
@@ -70,6 +74,14 @@ class Interpreters:
             await self.bury(entry, context, reason)
         else:
             await self._store.remove_context(entry.id, context.id)
+
+    async def renew(self, entry: Entry, link: AgentLink, context: Context) -> None:
+        """A new interpreter under the same id; the old one is killed."""
+        await kill(link, context, RESTARTED)
+        await hang_up(context)
+        exec_id, nonce = fresh()
+        record = replace(context.record, exec_id=exec_id, nonce=nonce, busy=False, dead="")
+        await self.launch(entry, link, context, record)
 
     async def talk(self, entry: Entry, link: AgentLink, context: Context) -> Talk:
         """The one there is, if it is still good for anything: a pause may end it, or a network."""

@@ -16,8 +16,10 @@ from capsule.errors import (
     ForbiddenError,
     GoneError,
     InvalidError,
+    NoSpaceError,
     NotFoundError,
     TooLargeError,
+    UnavailableError,
 )
 from capsule.link.collect import Collected
 from capsule.link.exec_stream import ExecStream, Output
@@ -28,7 +30,7 @@ from capsule.service.clock import Clock
 from capsule.service.entry import Entry
 from capsule.service.jobs import Call
 from capsule.service.room import SMALL, Room
-from capsule.service.store import Claim, Store
+from capsule.service.store import Claim, Store, ended_scope
 from capsule.settings import brief
 
 AGENT_REMEMBERS = 256  # execs; see spec/agent-protocol.md
@@ -60,6 +62,17 @@ class Once:
         """It was not started, so the key may be used again."""
         if call.idempotency_key is not None:
             await self._store.release(entry.id, call.idempotency_key)
+
+    async def publishes(self, entry: Entry, call: Call, exec_id: ExecId) -> bool:
+        """Whether this call is to publish the exec's end: with a key, the first that asks, and
+        after a restart none of those that come later. Better twice than never, without a store."""
+        if call.idempotency_key is None:
+            return True
+        mine = Claim(ended_scope(entry.id), exec_id, "", exec_id, self._clock.now())
+        try:
+            return await self._store.claim(mine) is mine
+        except (UnavailableError, NoSpaceError):
+            return True
 
     async def rejoin(
         self, link: AgentLink, exec_id: ExecId, *, input: bool = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +49,7 @@ from capsule.service.pool import Pool
 from capsule.service.room import Room
 from capsule.service.store import Claim, Store, create_scope
 from capsule.service.tasks import Tasks, outcome
+from capsule.service.together import Together
 from capsule.service.values import CreateRequest, Sandbox
 from capsule.settings import brief
 
@@ -195,6 +196,7 @@ class Sandboxes:
         layers: tuple[Layer, ...] = (),
         tenant: str = DEFAULT_TENANT,
         volumes: tuple[VolumeMount, ...] = (),
+        group: Together | None = None,
     ) -> Sandbox:
         """`volumes`: beside what the request asks for, whosever they are."""
         if self.draining:
@@ -202,7 +204,7 @@ class Sandboxes:
         entry = self._admission.admit(request, layers, tenant)
         entry.volumes += volumes
         if entry.key is None:
-            self._begin(entry, None)
+            self._begin(entry, None, group or Together(1))
             return await self._launched(entry)
         return await self._create_once(entry, entry.key, create_fingerprint(request))
 
@@ -210,7 +212,8 @@ class Sandboxes:
         scope = create_scope(entry.tenant)
         held = await self._store.find(scope, key)
         if held is None:
-            self._begin(entry, Claim(scope, key, mark, entry.id, self._clock.now()))
+            claim = Claim(scope, key, mark, entry.id, self._clock.now())
+            self._begin(entry, claim, Together(1))
             try:
                 return await self._launched(entry)
             except ConflictError:
@@ -227,18 +230,23 @@ class Sandboxes:
                 hint="take a new key for a new sandbox",
                 sandbox_id=held.target,
             )
-        first = self.entries.get(SandboxId(held.target))
-        if first is None:
-            ended = self._tombstones.get(SandboxId(held.target))
-            reason = ended.reason if ended else "it has ended"
-            raise GoneError(
-                f"idempotency_key {brief(held.key)} made sandbox {held.target}: {reason}",
-                hint="take a new key for a new sandbox",
-                sandbox_id=held.target,
+        id = SandboxId(held.target)
+        if (first := self.entries.get(id)) is not None:
+            return first
+        if self.unremoved.get(id) is not None:
+            raise UnavailableError(
+                f"idempotency_key {brief(held.key)}: its create failed and is not undone yet",
+                hint=f"try again in {RETRY:g} seconds; if the server's disk is full, free space",
+                sandbox_id=id,
             )
-        return first
+        ended = self._tombstones.get(id, Tombstone("it has ended", ""))
+        raise GoneError(
+            f"idempotency_key {brief(held.key)} made sandbox {id}: {ended.reason}",
+            hint="take a new key for a new sandbox",
+            sandbox_id=id,
+        )
 
-    def _begin(self, entry: Entry, claim: Claim | None) -> None:
+    def _begin(self, entry: Entry, claim: Claim | None, group: Together) -> None:
         live, most = sum(self.counts[s] for s in _LIVE), self._parts.config.max_sandboxes
         if live >= most:
             raise CapacityError(
@@ -249,7 +257,7 @@ class Sandboxes:
             )
         self.check(entry)
         self.enter(entry)
-        entry.launching = self._tasks.spawn(self._launch(entry, claim), f"launch {entry.id}")
+        entry.launching = self._tasks.spawn(self._launch(entry, claim, group), f"launch {entry.id}")
 
     def _soonest_end(self) -> float:
         first = min((entry.deadline for entry in self.entries.values()), default=0.0)
@@ -269,7 +277,7 @@ class Sandboxes:
             launching.result()
         return entry.view()
 
-    async def _launch(self, entry: Entry, claim: Claim | None) -> None:
+    async def _launch(self, entry: Entry, claim: Claim | None, group: Together) -> None:
         """Recorded first: whenever a box may exist, a restarted server knows of it.
 
         Raises ConflictError when the claim's key was taken meanwhile.
@@ -277,13 +285,13 @@ class Sandboxes:
         try:
             spec = spec_of(entry)
             self.pool.expect(entry.provider, spec)
-            await self._store.save(entry.record(self.boot), claim)
+            await self._store.save(entry.record(self.boot), claim=claim)
         except BaseException:
             self._forget(entry)
             raise
         try:
             await self._launch_box(entry, spec)
-            await self._store.save(entry.record(self.boot, state=State.RUNNING))
+            await group.join(entry, self._save_running)
         except BaseException:
             await finish(self._undo(entry), f"launch {entry.id}", budget=DESTROY_BUDGET)
             raise
@@ -291,6 +299,9 @@ class Sandboxes:
         entry.launching = None
         self.move(entry, State.RUNNING)
         self._tell(Kind.CREATED, entry)
+
+    async def _save_running(self, entries: Sequence[Entry]) -> None:
+        await self._store.save(*(e.record(self.boot, state=State.RUNNING) for e in entries))
 
     async def _launch_box(self, entry: Entry, spec: SandboxSpec) -> None:
         got = await self.pool.obtain(entry.provider, spec, entry.box_id)

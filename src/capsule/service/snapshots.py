@@ -41,6 +41,7 @@ from capsule.service.keepsakes import Keepsakes
 from capsule.service.sandboxes import DESTROY_BUDGET, Parts, Sandboxes
 from capsule.service.tasks import Tasks
 from capsule.service.template_names import shown
+from capsule.service.together import Together
 from capsule.service.values import CreateRequest, Sandbox, Snapshot, VolumeWish
 from capsule.settings import brief
 
@@ -219,16 +220,18 @@ class Snapshots:
     ) -> builtins.list[Sandbox]:
         validate.count("count", count, 1, MAX_FORKS)
         request = _same(entry) if ttl is None else replace(_same(entry), ttl=ttl)
+        group = Together(count)
         with self.held(layers):
             tasks = [
                 asyncio.create_task(
-                    self._sandboxes.create(request, layers=layers, tenant=entry.tenant)
+                    self._sandboxes.create(request, layers=layers, tenant=entry.tenant, group=group)
                 )
                 for _ in range(count)
             ]
             try:
                 return await _all(tasks)
             except BaseException:
+                group.fail()
                 await finish(self._undo(tasks), f"fork {entry.id}", budget=DESTROY_BUDGET)
                 raise
 

@@ -36,6 +36,11 @@ def create_scope(tenant: str) -> str:
     return CREATE if tenant == DEFAULT_TENANT else f"{CREATE}/{tenant}"
 
 
+def ended_scope(id: SandboxId) -> str:
+    """The execs with a key whose end was published; an exec's id is its key there."""
+    return f"{id}/ended"
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """An idempotency key and what it was used for."""
@@ -57,8 +62,9 @@ class Store(Protocol):
     async def load(self) -> list[Record]:
         """Every record, oldest first."""
 
-    async def save(self, record: Record, claim: Claim | None = None) -> None:
-        """Insert or replace; the claim with it or not at all. Raises ConflictError (the claim)."""
+    async def save(self, *records: Record, claim: Claim | None = None) -> None:
+        """Insert or replace; all of them, and the claim with them, or nothing. Raises ConflictError
+        (the claim)."""
 
     async def remove(self, id: SandboxId) -> None:
         """The record, its sessions, its contexts and the claims on its execs. The claim that made
@@ -158,22 +164,24 @@ class SqliteStore:
                 f"{self._path} holds a record that cannot be read: {error}"
             ) from error
 
-    async def save(self, record: Record, claim: Claim | None = None) -> None:
-        row = (record.id, record.created, str(record.state), self._encode(record))
+    async def save(self, *records: Record, claim: Claim | None = None) -> None:
+        rows = [(r.id, r.created, str(r.state), self._encode(r)) for r in records]
 
         def write(db: sqlite3.Connection) -> None:
             if claim is not None:
                 db.execute("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", _claim_row(claim))
-            db.execute(_SAVE, row)
+            for row in rows:
+                db.execute(_SAVE, row)
 
-        await self._db.run(write if claim is None else whole(write))
+        alone = claim is None and len(rows) == 1
+        await self._db.run(write if alone else whole(write))
 
     async def remove(self, id: SandboxId) -> None:
         def write(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM sandboxes WHERE id = ?", (id,))
             db.execute("DELETE FROM sessions WHERE sandbox = ?", (id,))
             db.execute("DELETE FROM contexts WHERE sandbox = ?", (id,))
-            db.execute("DELETE FROM claims WHERE scope = ?", (id,))
+            db.execute("DELETE FROM claims WHERE scope IN (?, ?)", (id, ended_scope(id)))
 
         await self._db.run(whole(write))
 
