@@ -266,7 +266,34 @@ class FakeBox(Box):
         self._provider.world.remove(self._id)
 
 
-async def _nothing(*_: object) -> None:
+async def turns() -> None:
+    """Let every task go on that does not wait for something."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class Gate:
+    """Holds calls of a provider, or those for one box, until it is opened."""
+
+    def __init__(self, only: SandboxId | None = None) -> None:
+        self.came: list[SandboxId] = []
+        self._reached, self._open = asyncio.Event(), asyncio.Event()
+        self._only = only
+
+    async def __call__(self, id: SandboxId) -> None:
+        if self._only in (None, id):
+            self.came.append(id)
+            self._reached.set()
+            await self._open.wait()
+
+    async def reached(self) -> None:
+        await self._reached.wait()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+async def nothing(*_: object) -> None:
     pass
 
 
@@ -284,11 +311,11 @@ class FakeProvider(Provider):
     def __init__(self, world: World, isolation: Isolation = Isolation.NAMESPACES) -> None:
         self.world = world
         self.isolation = isolation
-        self.before_launch: Callable[[SandboxId], Awaitable[None]] = _nothing
-        self.after_launch: Callable[[SandboxId], Awaitable[None]] = _nothing
-        self.before_destroy: Callable[[SandboxId], Awaitable[None]] = _nothing
-        self.before_halt: Callable[[SandboxId], Awaitable[None]] = _nothing
-        self.before_adopt: Callable[[SandboxId], Awaitable[None]] = _nothing
+        self.before_launch: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.after_launch: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.before_destroy: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.before_halt: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.before_adopt: Callable[[SandboxId], Awaitable[None]] = nothing
         self.box: type[FakeBox] = FakeBox
         self.is_open = False
 
@@ -353,9 +380,8 @@ async def bench(
     config = Config(
         data_dir=folder / "d", run_dir=Path("/proc/self/cwd"), provider="fake", **settings
     )
-    object.__setattr__(
-        config, "run_dir", folder / "r"
-    )  # no sockets here, so its length is no matter
+    # There are no sockets here, so the length of the path does not matter.
+    object.__setattr__(config, "run_dir", folder / "r")
     service = Service(config, {"fake": provider}, {"python": PYTHON}, keeps_time, store)
     async with service:
         yield Bench(service, provider, world, clock)

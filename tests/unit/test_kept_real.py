@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from capsule.errors import NoSpaceError
 from capsule.service import CreateRequest, Service, VolumeWish
-from capsule.service.values import Volume
 from tests.support.backends import layers
 from tests.unit.test_service_real import folder, serving
 from tests.unit.test_snapshots_real import make, restore, sh
@@ -158,19 +156,3 @@ async def test_what_cannot_be_recorded_is_not_kept_and_not_lost(
     await asyncio.to_thread(lose_database, folder)
     async with serving(folder) as service:
         assert service.snapshots.find("one") and service.volumes.find("one")
-
-
-async def test_records_from_before_get_their_files(folder: Path) -> None:
-    def forget(remove: Callable[[Path], None]) -> None:
-        for kind in ("snapshot", "volume"):
-            for path in (folder / "d" / "kept" / kind).iterdir():
-                remove(path)
-
-    async with serving(folder) as service:
-        await service.snapshots.make(await make(service, "echo x > f"), "one", {})
-        volume: Volume = await service.volumes.create("one")
-    await asyncio.to_thread(forget, Path.unlink)
-    async with serving(folder) as service:
-        assert service.volumes.list() == [volume]
-    for kind in ("snapshot", "volume"):
-        assert await asyncio.to_thread(files, folder, kind) == ["one.json"]

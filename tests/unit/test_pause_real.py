@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from capsule.model import Reason, State
 from capsule.service import CreateRequest, ExecCall, Service
 from capsule.service.pool import Pool
 from tests.support import eventually
-from tests.unit.test_service_real import boxes, folder, keeper, serving
+from tests.unit.test_service_real import boxes, folder, serving
 
 pytestmark = pytest.mark.real
 __all__ = ["folder"]
@@ -76,32 +74,6 @@ async def _beyond(service: Service, id: str, than: int) -> bool:
         return await count(service, id) > than
     except ValueError:
         return False
-
-
-async def test_a_pause_of_files_alone_ends_programs(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await counting(service)
-        await service.exec(id, sh("echo 42 > kept"))
-        before = boxes(folder)
-        paused = await service.pause(id, memory=False)
-        assert paused.state is State.PAUSED and paused.pause_kept == "files"
-        assert len(boxes(folder)) == 1 and boxes(folder) != before
-        await service.resume(id)
-        assert await service.execs(id) == []
-        assert (await service.exec(id, sh("cat kept"))).stdout == b"42\n"
-        await service.pause(id, memory=False)  # again, over what the first has left
-        await service.resume(id, memory=False)
-        assert (await service.exec(id, sh("cat kept"))).stdout == b"42\n"
-
-
-async def test_a_resume_without_memory_is_a_reboot(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await counting(service)
-        await service.exec(id, sh("echo 42 > kept"))
-        await service.pause(id)
-        await service.resume(id, memory=False)
-        assert await service.execs(id) == []
-        assert (await service.exec(id, sh("cat kept"))).stdout == b"42\n"
 
 
 async def test_a_fork_bomb_is_paused_too(folder: Path) -> None:
@@ -165,15 +137,6 @@ async def test_what_was_stopped_before_stays_so(folder: Path) -> None:
             assert await stopped()
 
 
-async def test_traffic_wakes_one_that_asked_for_it(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await counting(service, auto_resume=True)
-        await service.pause(id)
-        calls = [service.exec(id, sh("echo awake")) for _ in range(8)]
-        assert {r.stdout for r in await asyncio.gather(*calls)} == {b"awake\n"}
-        assert service.get(id).state is State.RUNNING
-
-
 async def test_a_restarted_server_finds_it_paused(folder: Path) -> None:
     async with serving(folder, drain="keep") as service:
         id = await counting(service)
@@ -184,26 +147,6 @@ async def test_a_restarted_server_finds_it_paused(folder: Path) -> None:
         await asyncio.sleep(0.2)
         assert await cpu(service, id) - before < 30
         await service.resume(id)
-        assert (await service.exec(id, sh("echo here"))).stdout == b"here\n"
-
-
-async def test_a_keeper_that_is_killed_leaves_nothing_frozen_behind(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await counting(service)
-        await service.pause(id)
-        os.kill(keeper(folder, id), signal.SIGKILL)
-        await service.delete(id)
-        assert boxes(folder) == []
-
-
-async def test_snapshots_pauses_and_resumes_come_one_after_the_other(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = (await service.create(CreateRequest("bash"))).id
-        for n in range(8):
-            await service.snapshots.make(id, f"a{n}", {})
-            await service.snapshots.make(id, f"b{n}", {})
-            await service.pause(id)
-            await service.resume(id)
         assert (await service.exec(id, sh("echo here"))).stdout == b"here\n"
 
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from capsule.errors import CapacityError, ForbiddenError, InvalidError, NoSpaceError
-from capsule.model import MIB, ExecId, Exit, Layer, Reason, SandboxId
-from capsule.service import CreateRequest, ExecCall, Snapshot
-from capsule.service.accounts import AccountFile
+from capsule.errors import CapacityError, ForbiddenError, InvalidError
+from capsule.model import MIB, ExecId, Exit, Reason
+from capsule.service import CreateRequest, ExecCall
 from capsule.service.caller import Caller
 from capsule.service.happenings import Ended, Happening, Kind
-from tests.support import eventually
 from tests.unit.service_double import Bench, TurnedClock, bench
 
 BLUE, RED = Caller("blue"), Caller("red")
@@ -131,44 +129,6 @@ async def test_what_was_seen_while_it_ran_counts_once(tmp_path: Path) -> None:
         assert quotas.used("blue").cpu_seconds == 5.5
 
 
-async def test_a_day_may_be_the_period(tmp_path: Path) -> None:
-    clock = TurnedClock()
-    async with bench(tmp_path, clock=clock, tenant_cpu_seconds=1, tenant_cpu_period="day") as b:
-        id = await one(b)
-        used(b, id, 1_500)
-        with pytest.raises(CapacityError, match="this day") as full:
-            await b.service.exec(id, ExecCall(("true",)))
-        assert full.value.details["free_at"] == "2027-01-16T00:00:00Z"
-        clock.pass_time(16 * 3600)
-        await b.service.exec(id, ExecCall(("true",)))
-
-
-async def test_storage_of_snapshots_and_volumes(tmp_path: Path) -> None:
-    async with bench(tmp_path, tenant_storage=100 * MIB) as b:
-        quotas, snapshots = b.service.quotas, b.service.snapshots
-        base = Layer("a", 60 * MIB, 1)
-
-        def snapshot(name: str, *layers: Layer) -> Snapshot:
-            return Snapshot(name, "fake", "python", layers, 0.0, {}, "blue")
-
-        snapshots._known["blue/one"] = snapshot("one", base)
-        snapshots._known["blue/two"] = two = snapshot("two", Layer("b", 30 * MIB, 1), base)
-        quotas.check_snapshot(two)
-        assert quotas.storage("blue") == 90 * MIB  # what both have counts once
-        with pytest.raises(ForbiddenError, match="snapshots, volumes and files") as full:
-            quotas.check_snapshot(snapshot("three", Layer("c", 20 * MIB, 1), base))
-        details = full.value.details
-        assert (details["used"], details["asked"]) == (90 * MIB, 20 * MIB)
-        with pytest.raises(ForbiddenError, match="asks for a volume without a size"):
-            quotas.check_volume("blue", None)
-        with pytest.raises(ForbiddenError):
-            quotas.check_volume("blue", 20 * MIB)
-        quotas.check_volume("blue", 10 * MIB)
-        quotas.check_volume("red", 100 * MIB)
-        del snapshots._known["blue/two"]
-        quotas.check_volume("blue", 40 * MIB)
-
-
 async def test_a_tenant_may_have_quotas_of_its_own(tmp_path: Path) -> None:
     async with bench(tmp_path, tenant_sandboxes=1) as b:
         tenants = b.service.quotas.tenants
@@ -184,33 +144,3 @@ async def test_a_tenant_may_have_quotas_of_its_own(tmp_path: Path) -> None:
         for wrong in ({"sandboxes": -1}, {"wheels": 4}, {"execs": 1.5}, {"memory": True}):
             with pytest.raises(InvalidError, match="is no quota"):
                 await tenants.set("blue", wrong)
-
-
-async def test_another_process_may_set_them(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        file = AccountFile(b.service.config.data_dir)
-        await asyncio.to_thread(file.set_quota, "blue", {"sandboxes": 7})
-        tenants = b.service.quotas.tenants
-        await eventually(lambda: tenants.quota("blue").sandboxes == 7, what="the quota is known")
-        assert tenants.quota("red").sandboxes == 0
-
-
-async def test_what_could_not_be_written_down_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise NoSpaceError("no space left for the server's records")
-
-    async with bench(tmp_path, tenant_cpu_seconds=100.0) as b:
-        id = await one(b)
-        exit = Exit(Reason.EXITED, 0, 0, 1.0, cpu_ms=2000.0)
-        ended = Ended(ExecId("e"), ("x",), exit)
-        b.service.quotas.hear(
-            Happening(Kind.FINISHED, 0.0, SandboxId(id), "", "", "blue", exec=ended)
-        )
-        with monkeypatch.context() as patch:
-            patch.setattr(AccountFile, "add_cpu", full)
-            with pytest.raises(NoSpaceError):
-                await b.service.quotas._write()
-    async with bench(tmp_path, tenant_cpu_seconds=100.0) as b:
-        assert b.service.quotas.used("blue").cpu_seconds == 2.0

@@ -50,11 +50,6 @@ def test_the_next_call_starts_with_what_the_last_one_left(
     assert session.apply(before) == {**left, **kept}
 
 
-def test_the_last_of_several_reports_counts() -> None:
-    found = parse(message("/first", {"A": "1"}) + message("/second", {"A": "2"}))
-    assert found == ({"A": "2"}, "/second")
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -68,11 +63,6 @@ def test_the_last_of_several_reports_counts() -> None:
 )
 def test_malformed_reports_are_dropped_as_a_whole(data: bytes) -> None:
     assert parse(data) is None
-
-
-def test_entries_that_are_no_variables_are_left_out() -> None:
-    found = parse(b"capsule1\0relative\0=x\0nothing\0A=\xff\0B=2\0_=x\0\0")
-    assert found == ({"B": "2"}, None)
 
 
 def test_too_much_leaves_the_session_as_it_was() -> None:
@@ -157,25 +147,3 @@ def test_a_trap_of_the_scripts_own_runs_and_the_session_learns(script: str, tmp_
     found = parse((tmp_path / "report").read_bytes())
     assert found is not None
     assert (found.env.get("LEFT"), found.cwd) == ("behind", "/tmp")
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "trap 'echo one' ERR; false; trap - ERR; false; trap 'echo bye' EXIT",
-        "trap 'echo back' RETURN; f() { :; }; f; trap - RETURN; f; trap 'echo bye' EXIT",
-        "trap 'echo $BASH_COMMAND' DEBUG; :; trap - DEBUG; :; trap 'echo bye' EXIT",
-    ],
-)
-def test_traps_that_a_function_would_change_are_left_alone(script: str, tmp_path: Path) -> None:
-    argv = ("bash", "-c", script)
-    wrapped = wrap(argv)
-    assert wrapped is not None
-    assert run(wrapped, tmp_path / "report") == run(argv, tmp_path / "nothing")
-
-
-def test_a_posix_shell_keeps_its_own_trap(tmp_path: Path) -> None:
-    argv = ("bash", "--posix", "-c", "trap 'echo bye' EXIT; exit 3")
-    wrapped = wrap(argv)
-    assert wrapped is not None
-    assert run(wrapped, tmp_path / "report") == (3, "bye\n", "")

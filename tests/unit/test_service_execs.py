@@ -14,13 +14,11 @@ from capsule.errors import (
     ConflictError,
     GoneError,
     InvalidError,
-    NotFoundError,
     TooLargeError,
 )
 from capsule.link.exec_stream import Output
-from capsule.model import ExecId, Language, Reason, Template
-from capsule.service import CreateRequest, ExecCall, RunCall
-from capsule.service.code import program
+from capsule.model import Reason
+from capsule.service import CreateRequest, ExecCall
 from capsule.service.jobs import MAX_STDIN
 from capsule.service.once import AGENT_REMEMBERS
 from tests.support import eventually
@@ -35,16 +33,6 @@ def agent(b: Bench, id: str) -> Any:
     return b.world.agents[id]  # type: ignore[index]
 
 
-async def test_a_programs_failure_is_data_and_a_missing_program_an_error(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        result = await b.service.exec(id, ExecCall(("false",)))
-        assert (result.exit.exit_code, result.exit.reason) == (3, Reason.EXITED)
-        assert (await b.service.exec(id, ExecCall(("echo", "a", "b")))).stdout == b"a b\n"
-        with pytest.raises(NotFoundError, match="program not found"):
-            await b.service.exec(id, ExecCall(("nonsense",)))
-
-
 async def test_environment_is_made_of_template_sandbox_and_call(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         id = await one(b, env={"A": "sandbox", "B": "sandbox"})
@@ -55,15 +43,6 @@ async def test_environment_is_made_of_template_sandbox_and_call(tmp_path: Path) 
         assert env["HOME"] == "/workspace"
         await b.service.exec(id, ExecCall(("true",)))
         assert agent(b, id).requests[-1]["env"]["B"] == "sandbox"
-
-
-async def test_defaults_come_from_the_configuration(tmp_path: Path) -> None:
-    async with bench(tmp_path, exec_timeout=7.0, output_limit=99) as b:
-        id = await one(b)
-        await b.service.exec(id, ExecCall(("true",)))
-        request = agent(b, id).requests[-1]
-        assert (request["timeout"], request["limit"]) == (7.0, 99)
-        assert request["cwd"] == "/workspace"
 
 
 BAD: list[tuple[dict[str, Any], type[CapsuleError], str]] = [
@@ -115,38 +94,6 @@ async def test_input_is_bounded(tmp_path: Path) -> None:
             assert "piece by piece" in (refused.value.hint or "")
 
 
-async def test_typing_is_use_of_a_sandbox_and_no_answer_of_its_agent(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        entry = b.service._sandboxes.find(id)
-        async with await b.service.start(id, ExecCall(("wait",)), stdin_open=True) as live:
-            answered = entry.checked
-            b.clock.pass_time(10.0)
-            await live.send(b"typed")
-            assert (entry.active, entry.checked) == (b.clock.mono, answered)
-
-
-async def test_unknown_languages_name_the_known_ones(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        with pytest.raises(NotFoundError, match="no language 'perl'") as caught:
-            await b.service.run(await one(b), RunCall("1", language="perl"))
-        assert caught.value.hint == "it has: python"
-
-
-async def test_small_code_is_an_argument(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        await b.service.run(id, RunCall("print(1)"))
-        assert agent(b, id).requests[-1]["argv"] == ["python3", "-c", "print(1)"]
-
-
-def test_a_script_that_gets_the_file_is_no_place_for_code() -> None:
-    script = ("sh", "-c", 'build "$0" && run', "{file}")
-    how = Language("x", "main.x", script)
-    made = program(Template("t", languages={"x": how}), "x", "code", ExecId("e1"), session=False)
-    assert made.argv == (*script[:3], "/workspace/main.x")
-
-
 async def test_execs_are_capped_per_sandbox_and_over_all(tmp_path: Path) -> None:
     async with bench(tmp_path, max_execs=3, max_execs_per_sandbox=2) as b:
         first, second = await one(b), await one(b)
@@ -163,26 +110,6 @@ async def test_execs_are_capped_per_sandbox_and_over_all(tmp_path: Path) -> None
             await live.aclose()
         assert b.service.stats().execs == 0
         await b.service.exec(first, ExecCall(("true",)))
-
-
-async def test_a_failed_start_gives_its_place_back(tmp_path: Path) -> None:
-    async with bench(tmp_path, max_execs=1) as b:
-        id = await one(b)
-        for _ in range(3):
-            with pytest.raises(NotFoundError):
-                await b.service.start(id, ExecCall(("nonsense",)))
-        await b.service.exec(id, ExecCall(("true",)))
-
-
-async def test_a_stream_gives_output_and_exit(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        async with await b.service.start(id, ExecCall(("echo", "hi"))) as live:
-            items = [item async for item in live]
-        assert [item.data for item in items if isinstance(item, Output)] == [b"hi\n"]
-        assert live.exit is not None
-        assert live.exit.exit_code == 0
-        assert b.service.stats().execs == 0
 
 
 async def test_closing_a_stream_leaves_the_program_running(tmp_path: Path) -> None:
@@ -244,16 +171,6 @@ async def test_after_a_restart_a_retry_finds_its_exec(tmp_path: Path) -> None:
         assert agent(b, id).runs == {("echo", "x"): 1}
 
 
-async def test_a_program_that_was_not_started_frees_its_key(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        for _ in range(2):
-            with pytest.raises(NotFoundError, match="program not found"):
-                await b.service.exec(id, ExecCall(("later",), idempotency_key="k"))
-        agent(b, id).programs["later"] = FakeExec.end
-        await b.service.exec(id, ExecCall(("later",), idempotency_key="k"))
-
-
 @pytest.mark.parametrize("how", ["dropped", "forgotten"])
 async def test_what_the_agent_forgot_is_lost_and_never_run_again(tmp_path: Path, how: str) -> None:
     async with bench(tmp_path) as b:
@@ -274,40 +191,6 @@ async def test_what_the_agent_forgot_is_lost_and_never_run_again(tmp_path: Path,
         with pytest.raises(GoneError, match="its result is lost"):
             await b.service.start(id, call)
         assert agent(b, id).runs == {("echo", "x"): 1}
-
-
-async def test_an_exec_claimed_but_never_started_is_started_by_the_retry(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        call = ExecCall(("echo", "x"), idempotency_key="k")
-        first = await b.service.exec(id, call)
-        del agent(b, id).execs[first.id]  # as if the server had died before it asked the agent
-        assert (await b.service.exec(id, call)).stdout == b"x\n"
-
-
-async def test_batch_runs_in_order_and_stops_when_told(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        calls = [ExecCall(("echo", "1")), ExecCall(("false",)), ExecCall(("echo", "2"))]
-        stopped = await b.service.batch(id, calls)
-        assert [r.exit.exit_code for r in stopped] == [0, 3]
-        whole = await b.service.batch(id, calls, stop_on_error=False)
-        assert [r.stdout for r in whole] == [b"1\n", b"", b"2\n"]
-
-
-@pytest.mark.parametrize("calls", [[], [ExecCall(("true",))] * 101])
-async def test_batches_are_bounded(tmp_path: Path, calls: list[ExecCall]) -> None:
-    async with bench(tmp_path) as b:
-        with pytest.raises(InvalidError, match="allowed: 1 to 100"):
-            await b.service.batch(await one(b), calls)
-
-
-async def test_a_bad_call_in_a_batch_is_found_before_the_first_runs(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        with pytest.raises(InvalidError):
-            await b.service.batch(id, [ExecCall(("echo",)), ExecCall(("a\0",))])
-        assert not agent(b, id).runs
 
 
 def reporting(message: bytes) -> Any:
@@ -339,27 +222,6 @@ async def test_a_session_carries_what_a_program_reports(tmp_path: Path) -> None:
         assert "NEW" not in agent(b, id).requests[-1]["env"]
 
 
-async def test_a_session_whose_directory_is_gone_goes_on_in_the_workspace(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        agent(b, id).programs["sh"] = reporting(b"capsule1\0/missing/dir\0\0")
-        await b.service.exec(id, ExecCall(("sh", "-c", ""), session="s"))
-        await b.service.exec(id, ExecCall(("true",), session="s"))
-        assert agent(b, id).requests[-1]["cwd"] == "/workspace"
-        with pytest.raises(NotFoundError):
-            await b.service.exec(id, ExecCall(("true",), cwd="/missing/of-the-caller", session="s"))
-
-
-async def test_sessions_are_bounded(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        agent(b, id).programs["sh"] = reporting(b"capsule1\0/tmp\0\0")
-        for n in range(64):
-            await b.service.exec(id, ExecCall(("sh", "-c", ""), session=f"s{n}"))
-        with pytest.raises(TooLargeError, match="64 sessions"):
-            await b.service.exec(id, ExecCall(("sh", "-c", ""), session="one-more"))
-
-
 async def test_a_retry_does_not_undo_what_came_after_it(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         id = await one(b)
@@ -371,12 +233,3 @@ async def test_a_retry_does_not_undo_what_came_after_it(tmp_path: Path) -> None:
         await b.service.exec(id, first)
         await b.service.exec(id, ExecCall(("true",), session="s"))
         assert agent(b, id).requests[-1]["cwd"] == "/second"
-
-
-async def test_an_exec_that_ended_gives_its_place_back_before_it_is_closed(tmp_path: Path) -> None:
-    async with bench(tmp_path, max_execs=1) as b:
-        id = await one(b)
-        live = await b.service.start(id, ExecCall(("true",)))
-        assert [item async for item in live] == []
-        await b.service.exec(id, ExecCall(("true",)))
-        await live.aclose()

@@ -74,13 +74,3 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(theirs, 12345, 12345)
     with pytest.raises(ForbiddenError, match="is not a directory of uid 0"):
         make_private(theirs)
-
-
-def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    target = tmp_path / "precious"
-    target.write_text("precious")
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "lock").symlink_to(target)
-    with pytest.raises(UnavailableError, match="cannot open"):
-        DirectoryLock.acquire(tmp_path / "d")
-    assert target.read_text() == "precious"

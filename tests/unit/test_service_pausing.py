@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capsule.errors import ConflictError, GoneError, NotSupportedError, WrongStateError
+from capsule.errors import ConflictError, GoneError, NotSupportedError
 from capsule.model import Handle, SandboxId, SandboxSpec, State
 from capsule.providers.contract import Box, Capabilities
 from capsule.service import CreateRequest, ExecCall
@@ -81,16 +80,6 @@ async def test_at_its_timeout_it_is_paused_and_kept_for_paused_ttl(tmp_path: Pat
             desk.service.get(made.id)
 
 
-async def test_to_be_looked_at_wakes_nobody(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, provider):
-        made = await desk.service.create(CreateRequest(auto_resume=True))
-        await desk.service.pause(made.id)
-        with pytest.raises(WrongStateError) as refused:
-            await desk.service.metrics(made.id)
-        assert refused.value.hint == "resume it first"
-        assert provider.paused == {made.id}
-
-
 async def test_a_resume_gives_it_its_whole_ttl_again(tmp_path: Path) -> None:
     async with pausing(tmp_path) as (desk, _):
         made = await desk.service.create(CreateRequest(ttl=10.0, on_timeout="pause"))
@@ -124,25 +113,6 @@ async def test_a_pause_that_holds_stops_the_ttl(tmp_path: Path) -> None:
         assert after.expires_at.timestamp() - clock.now() == pytest.approx(10.0)
 
 
-async def test_a_pause_of_files_alone_needs_a_provider_that_keeps_them(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, provider):
-        made = await desk.service.create(CreateRequest())
-        with pytest.raises(NotSupportedError, match="cannot keep the files"):
-            await desk.service.pause(made.id, memory=False)
-        assert desk.service.get(made.id).state is State.RUNNING
-        assert provider.paused == set()
-
-
-async def test_the_pulse_does_not_ask_a_paused_box(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
-        made = await desk.service.create(CreateRequest(ttl=1000.0))
-        await desk.service.pause(made.id)
-        desk.world.agents[made.id].mute = True
-        desk.clock.pass_time(100)
-        await desk.service.reaper._pulse.round()
-        assert desk.service.get(made.id).state is State.PAUSED
-
-
 async def test_one_that_died_while_paused_is_failed_by_the_resume(tmp_path: Path) -> None:
     async with pausing(tmp_path) as (desk, _):
         made = await desk.service.create(CreateRequest())
@@ -162,22 +132,6 @@ async def test_a_pause_that_fails_leaves_it_running(tmp_path: Path) -> None:
         found = desk.service.get(made.id)
         assert found.state is State.RUNNING and found.expires_at == made.expires_at
         await desk.service.exec(made.id, TRUE)
-
-
-async def test_pauses_resumes_and_deletes_at_once_leave_nothing_half(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, provider):
-        made = await desk.service.create(CreateRequest(auto_resume=True))
-        calls: list[Any] = []
-        for _ in range(10):
-            calls += [desk.service.pause(made.id), desk.service.resume(made.id)]
-            calls += [desk.service.exec(made.id, TRUE)]
-        await asyncio.gather(*calls)
-        state = desk.service.get(made.id).state
-        assert (made.id in provider.paused) is (state is State.PAUSED)
-        await asyncio.gather(
-            desk.service.pause(made.id), desk.service.delete(made.id), return_exceptions=True
-        )
-        assert desk.world.agents == {}
 
 
 async def test_a_restart_keeps_it_paused_and_its_end(tmp_path: Path) -> None:
@@ -204,12 +158,3 @@ async def test_a_provider_that_cannot_says_so_before_anything_starts(tmp_path: P
         with pytest.raises(NotSupportedError):
             await desk.service.pause(made.id)
         await desk.service.exec(made.id, TRUE)
-
-
-async def test_a_call_on_a_paused_one_says_what_to_do(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
-        made = await desk.service.create(CreateRequest())
-        await desk.service.pause(made.id)
-        with pytest.raises(WrongStateError) as refused:
-            await desk.service.exec(made.id, TRUE)
-        assert refused.value.hint is not None and "resume" in refused.value.hint

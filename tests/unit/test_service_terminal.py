@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule.errors import CapacityError, InvalidError
+from capsule.errors import CapacityError
 from capsule.link.exec_stream import ExecStream
 from capsule.model import SandboxId
 from capsule.service import CreateRequest, TerminalSession
@@ -60,12 +60,3 @@ async def test_a_viewer_that_leaves_while_it_joins_leaves_no_connection(
             joining.cancel()
             await asyncio.wait({joining})
             await eventually(lambda: len(b.world.connections[id]) == before, what="it is closed")
-
-
-@pytest.mark.parametrize("name", ["", "a.b", "x" * 33, "a/b", "ü"])
-async def test_a_name_that_is_none_is_told_as_it_was_given(tmp_path: Path, name: str) -> None:
-    async with bench(tmp_path) as b:
-        id = await with_shell(b)
-        with pytest.raises(InvalidError, match=r"session: .* is no name, allowed") as refused:
-            await b.service.terminal(id, name=name)
-        assert refused.value.details["field"] == "session"

@@ -26,11 +26,3 @@ def test_no_piece_holds_half_a_character(text: str) -> None:
     assert "\ufffd" not in "".join(pieces).replace(text, "")
     assert "".join(pieces) == data.decode()
     assert decoder.finish() == ""
-
-
-def test_pending_says_how_much_is_held_back() -> None:
-    decoder = Utf8Decoder()
-    assert decoder.feed("a😀".encode()[:3]) == "a"
-    assert decoder.pending == 2
-    assert decoder.feed("a😀".encode()[3:]) == "😀"
-    assert decoder.pending == 0

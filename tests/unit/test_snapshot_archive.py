@@ -24,7 +24,6 @@ from capsule.errors import (
 )
 from capsule.model import MIB
 from capsule.providers.contract import Saved
-from capsule.providers.feed import Feed, fed
 from capsule.providers.local import layer_folder
 from capsule.providers.local.layers import Layers
 from capsule.service import snapshot_format
@@ -144,25 +143,6 @@ def attributes(file: Path) -> dict[str, bytes]:
     return {name: os.getxattr(file, name) for name in os.listxattr(file)}
 
 
-async def test_what_programs_noted_on_files_goes_with_them(layers: Layers) -> None:
-    await take_in(layers, TOP, file("files/workspace/a"), file("files/workspace/b"))
-    noted = {
-        "user.e2b.author": "jemänd".encode(),
-        "user.raw": b"\0\xff\n=1",
-        "user.a=b%3D\udcff": b"odd",
-        "user.empty": b"",
-    }
-    for name, value in {**noted, "user.overlay.redirect": b"/etc"}.items():
-        os.setxattr(layers.folder / "one/workspace/a", name, value)
-    archive = await given_out(layers, "one")
-    await layers.take_in("two", stream(archive + bytes(1024)), most_bytes=MOST)
-    assert attributes(layers.folder / "two/workspace/a") == noted
-    assert attributes(layers.folder / "two/workspace/b") == {}
-    with tarfile.open(fileobj=io.BytesIO(archive + bytes(1024))) as found:
-        said = found.getmember("files/workspace/a").pax_headers
-        assert said["SCHILY.xattr.user.a%3Db%253D%FF"] == "odd"
-
-
 async def test_of_attributes_no_more_is_taken_over_than_a_layer_keeps(layers: Layers) -> None:
     said = {
         "SCHILY.xattr.user.overlay.opaque": "y",
@@ -177,37 +157,6 @@ async def test_of_attributes_no_more_is_taken_over_than_a_layer_keeps(layers: La
     archive = shared + tar(TOP, file("files/workspace/a", pax_headers=said))
     await layers.take_in("one", stream(archive), most_bytes=MOST)
     assert attributes(layers.folder / "one/workspace/a") == {"user.kept": b"yes"}
-
-
-async def test_headers_of_one_file_are_limited_together(layers: Layers) -> None:
-    """However many there are, and whatever is in them."""
-    record = b"SCHILY.xattr.user.%d=" + b"x" * 500_000
-    headers = b""
-    for n in range(3):
-        body = b"500%03d %s\n" % (len(record % n) + 8 - 500_000, record % n)
-        header = info("x", tarfile.XHDTYPE, size=len(body)).tobuf(tarfile.USTAR_FORMAT)
-        headers += header + body + bytes(-len(body) % 512)
-    whole = tar(TOP).rstrip(b"\0")
-    whole += bytes(-len(whole) % 512)
-    with pytest.raises(InvalidError, match="extended header of 1500"):
-        await layers.take_in("one", stream(whole + headers + bytes(1024)), most_bytes=MOST)
-
-
-async def test_a_name_that_cannot_be_an_attributes_is_refused(layers: Layers) -> None:
-    bad = file("files/workspace/a", pax_headers={"SCHILY.xattr.user.a%00b": "x"})
-    with pytest.raises(InvalidError, match="attributes"):
-        await take_in(layers, TOP, bad)
-    assert os.listdir(layers.folder) == []
-
-
-async def test_attributes_of_an_overlay_are_not_taken_over(layers: Layers) -> None:
-    said = {
-        "SCHILY.xattr.user.overlay.opaque": "y",
-        "SCHILY.xattr.trusted.overlay.redirect": "/etc",
-        "SCHILY.xattr.security.capability": "x",
-    }
-    await take_in(layers, folder("files/workspace", pax_headers=said))
-    assert os.listxattr(layers.folder / "one" / "workspace") == []
 
 
 async def test_what_is_too_much_is_refused(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,73 +207,6 @@ async def test_a_sender_that_fails_or_is_cancelled_leaves_nothing(layers: Layers
     with pytest.raises(asyncio.CancelledError):
         await task
     assert os.listdir(layers.folder) == []
-
-
-async def test_a_reader_that_stops_stops_its_sender() -> None:
-    sent = 0
-
-    async def endless() -> AsyncGenerator[bytes, None]:
-        nonlocal sent
-        while True:
-            sent += 1
-            yield b"x" * 1000
-
-    def work(feed: Feed) -> None:
-        feed.read(10)
-        raise InvalidError("enough")
-
-    with pytest.raises(InvalidError, match="enough"):
-        await fed(endless(), work)
-    assert sent < 100
-
-
-async def test_a_stack_is_given_out_as_it_is_seen(layers: Layers) -> None:
-    await layers.take_in(
-        "low",
-        stream(
-            tar(
-                TOP,
-                file("files/workspace/changed", b"old"),
-                file("files/workspace/deleted"),
-                folder("files/workspace/anew"),
-                file("files/workspace/anew/below"),
-                folder("files/workspace/both"),
-                file("files/workspace/both/low"),
-                folder("files/workspace/now-a-file"),
-                file("files/workspace/now-a-file/x"),
-            )
-        ),
-        most_bytes=MOST,
-    )
-    await layers.take_in(
-        "high",
-        stream(
-            tar(
-                TOP,
-                file("files/workspace/changed", b"new"),
-                folder("files/workspace/anew"),
-                file("files/workspace/anew/above"),
-                folder("files/workspace/both"),
-                file("files/workspace/both/high"),
-                file("files/workspace/now-a-file"),
-            )
-        ),
-        most_bytes=MOST,
-    )
-    high = layers.folder / "high" / "workspace"
-    os.mknod(high / "deleted", stat.S_IFCHR, os.makedev(0, 0))
-    os.setxattr(high / "anew", "user.overlay.opaque", b"y")
-    data = await given_out(layers, "high", "low") + bytes(1024)
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        names = [name.removeprefix("files/workspace") for name in archive.getnames()]
-        changed = archive.extractfile("files/workspace/changed")
-        assert changed is not None and changed.read() == b"new"
-    assert names == [
-        *("", "/changed", "/now-a-file", "/anew", "/anew/above", "/both", "/both/high"),
-        "/both/low",
-    ]
-    with pytest.raises(TooLargeError):
-        await given_out(layers, "high", "low", most=5)
 
 
 def whole(*entries: Entry, about: Manifest = ABOUT) -> bytes:

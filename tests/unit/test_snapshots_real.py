@@ -12,10 +12,9 @@ from capsule.errors import (
     ConflictError,
     InvalidError,
     NotFoundError,
-    TooLargeError,
     WrongStateError,
 )
-from capsule.model import MIB, Detail, State
+from capsule.model import State
 from capsule.service import CreateRequest, ExecCall, ExecResult, Service, Snapshot
 from tests.support import backends, eventually
 from tests.support.backends import layers
@@ -79,20 +78,6 @@ async def test_a_snapshot_of_what_began_from_one_holds_only_what_changed(folder:
         assert await sh(service, third, "find . | sort; cat f; stat -c %s big") == (
             ".\n./big\n./dd\n./dd/stays\n./e\n./e/y\n./f\n22\n3000000\n"
         )
-
-
-async def test_a_long_chain_is_made_one_layer_before_it_is_too_long(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await make(service, "echo 0 > n; echo keep > first")
-        depths = []
-        for n in range(1, 28):
-            made = await service.snapshots.make(id, f"s{n}", {})
-            depths.append(len(made.layers))
-            await service.delete(id)
-            id = await restore(service, f"s{n}")
-            await sh(service, id, f"test $(cat n) = {n - 1} && rm n && echo {n} > n")
-        assert max(depths) <= 24 and depths[-1] < 10
-        assert await sh(service, id, "cat n first") == "27\nkeep\n"
 
 
 async def test_odd_files_are_kept_or_left_out(folder: Path) -> None:
@@ -170,71 +155,6 @@ async def test_a_snapshot_moves_to_another_server_as_an_archive(folder: Path) ->
         assert len(layers(folder / "two")) == 1
 
 
-async def test_metadata_of_files_travels_with_them(folder: Path) -> None:
-    detail = Detail("user.e2b.")
-    async with serving(folder) as service:
-        id = await make(service)
-        noted = {"author": "somebody"}
-        await service.files(id).write("noted", b"x", metadata=noted, detail=detail)
-        await service.snapshots.make(id, "one", {})
-        await import_(service, "two", await exported(service, "one"))
-        found = service.files(await restore(service, "two"))
-        assert (await found.stat("noted", detail=detail)).metadata == noted
-
-
-async def test_an_import_that_is_cancelled_leaves_nothing(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await make(service, "head -c 3M /dev/urandom > f")
-        await service.snapshots.make(id, "one", {})
-        archive = await exported(service, "one")
-        begun = asyncio.Event()
-
-        async def slow() -> AsyncIterator[bytes]:
-            yield archive[:2_000_000]
-            begun.set()
-            await asyncio.Event().wait()
-
-        task = asyncio.create_task(service.moves.import_("two", slow()))
-        await begun.wait()
-        await eventually(lambda: len(layers(folder)) == 2, what="it to begin")
-        await service.snapshots.sweep()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(layers(folder)) == 1 and len(service.snapshots.list()) == 1
-        assert await import_(service, "two", archive)
-
-
-async def test_what_is_exported_outlives_its_deletion(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await make(service, "head -c 5M /dev/urandom > f")
-        await service.snapshots.make(id, "one", {})
-        await service.delete(id)
-        source = service.moves.export("one")
-        pieces = [await anext(source)]
-        await service.snapshots.delete("one")
-        pieces += [piece async for piece in source]
-        assert (await import_(service, "two", b"".join(pieces))).size == 5 * MIB
-        await service.snapshots.sweep()
-        assert len(layers(folder)) == 1
-
-
-async def test_what_is_too_deep_or_too_large_is_refused_and_leaves_nothing(folder: Path) -> None:
-    async with serving(folder) as service:
-        object.__setattr__(service.config, "max_snapshot", 1_000_000)
-        deep = "import os\nfor _ in range(300):\n os.mkdir('d'); os.chdir('d')"
-        first = (await service.create(CreateRequest("python"))).id
-        done = await service.exec(first, ExecCall(("python3", "-c", deep)))
-        assert done.exit.exit_code == 0
-        with pytest.raises(TooLargeError, match="deep"):
-            await service.snapshots.make(first, "deep", {})
-        second = await make(service, "head -c 2000000 /dev/zero | tr '\\0' x > f")
-        with pytest.raises(TooLargeError, match="more than"):
-            await service.snapshots.make(second, "large", {})
-        assert layers(folder) == [] and service.snapshots.list() == []
-        assert await sh(service, second, "echo still") == "still\n"
-
-
 async def test_it_is_of_one_moment_while_programs_write(folder: Path) -> None:
     """Two files that are always written in the same order: never the later one ahead."""
     async with serving(folder) as service:
@@ -256,26 +176,6 @@ async def _runs(service: Service, id: str) -> bool:
     return done.stdout != b""
 
 
-async def test_execs_during_a_snapshot_wait_and_are_not_refused(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await make(service, "mkdir d; cd d; for i in $(seq 800); do echo x > $i; done")
-        stop = asyncio.Event()
-        ran = 0
-
-        async def call() -> None:
-            nonlocal ran
-            while not stop.is_set():
-                await sh(service, id, "true")
-                ran += 1
-
-        callers = [asyncio.create_task(call()) for _ in range(4)]
-        for n in range(4):
-            await service.snapshots.make(id, f"s{n}", {})
-        stop.set()
-        await asyncio.gather(*callers)
-        assert ran > 0
-
-
 async def test_a_paused_one_is_saved_and_stays_paused(folder: Path) -> None:
     async with serving(folder) as service:
         id = await make(service, "echo x > f")
@@ -285,20 +185,6 @@ async def test_a_paused_one_is_saved_and_stays_paused(folder: Path) -> None:
         with pytest.raises(WrongStateError):
             await sh(service, id, "true")
         assert await sh(service, await restore(service, "p"), "cat f") == "x\n"
-
-
-async def test_layers_go_with_their_last_user(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await make(service, "echo x > f")
-        await service.snapshots.make(id, "one", {})
-        user = await restore(service, "one")
-        await service.snapshots.delete("one")
-        with pytest.raises(NotFoundError):
-            await restore(service, "one")
-        assert len(layers(folder)) == 1
-        assert await sh(service, user, "cat f") == "x\n"
-        await service.delete(user)
-        await eventually(lambda: layers(folder) == [], what="its layers to go")
 
 
 async def test_snapshots_and_their_users_outlive_the_server(folder: Path) -> None:
@@ -318,27 +204,6 @@ async def test_snapshots_and_their_users_outlive_the_server(folder: Path) -> Non
         assert len(layers(folder)) == 2
         assert await sh(service, user, "cat f") == "x\n"
         assert await sh(service, await restore(service, "three"), "cat f") == "x\n"
-
-
-async def test_a_name_is_taken_once(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await make(service, "echo x > f")
-        results = await asyncio.gather(
-            *(service.snapshots.make(id, "same", {}) for _ in range(3)), return_exceptions=True
-        )
-        assert sum(isinstance(result, ConflictError) for result in results) == 2
-        assert len(layers(folder)) == 1
-
-
-async def test_a_name_may_be_given_again(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await make(service, "echo one > f")
-        await service.snapshots.make(id, "same", {}, again=True)
-        await sh(service, id, "echo two > f")
-        made = await service.snapshots.make(id, "same", {}, again=True)
-        assert made.sandbox == id and service.snapshots.list() == [made]
-        assert len(layers(folder)) == 1
-        assert await sh(service, await restore(service, "same"), "cat f") == "two\n"
 
 
 async def test_a_fork_has_the_files_and_is_its_own(folder: Path) -> None:

@@ -1,18 +1,25 @@
 """Whatever programs do to files, a step shows the tree that was there: random changes, a step each,
-and every step looked at again."""
+and every step looked at again. Also while stacks of layers are merged."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
 
-from capsule.providers.local.provider import LocalProvider
+from capsule.providers.local import layer_merge
+from capsule.providers.local import layers as layers_module
 from capsule.service import ExecCall, Service
+from capsule.service import steps as steps_module
+from tests.support import eventually
+from tests.support.backends import layers
 from tests.unit.test_service_real import folder, serving
-from tests.unit.test_steps_real import stepping
+from tests.unit.test_snapshots_real import sh
+from tests.unit.test_steps_real import layers_of, stepping
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
 __all__ = ["folder"]
@@ -62,7 +69,6 @@ python3 /tmp/do list | sort
 # `p` and `q` are paths, `n` a number that was not used before.
 CHANGES = (
     "mkdir -p $(dirname {p}); test -p {p} || echo {n} > {p}",
-    "mkdir -p $(dirname {p}); test -p {p} || echo {n} > {p}",
     "test -p {p} || echo {n} >> {p}",
     "rm -rf {p}",
     "mkdir -p {p}; rm -rf {p}/a {p}/b; echo {n} > {p}/a; echo {n} > {p}/b",
@@ -81,7 +87,6 @@ CHANGES = (
     "cp -a {p} {q}",
     "touch {p}",
     "rm -rf {p}; mkfifo {p}",
-    "python3 /tmp/do swap {p} {q}",
     "python3 /tmp/do swap {p} {q}",
     "python3 /tmp/do whiteout {p} {q}",
     "rm -rf {p}; python3 /tmp/do nameless {p} {n}",
@@ -194,13 +199,23 @@ class Trees:
         return "\n".join(f"-- {n}\n{what[0]}" for n, what in self.seen.items() if n <= number)
 
 
+def merge_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "MAX_DEPTH", 3)
+    monkeypatch.setattr(steps_module, "LEAST_OWN", 3)
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["deep", "merged"])
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_every_step_shows_the_tree_that_was_there(folder: Path, seed: int) -> None:
+async def test_every_step_shows_the_tree_that_was_there(
+    folder: Path, seed: int, merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if merged:
+        merge_early(monkeypatch)
     async with serving(folder, disk_backing="memory" if seed % 2 else "auto") as service:
         id = await beginning(service)
         trees = Trees(service, id, seed)
         pick = random.Random(seed)
-        for length in (22, 8, 8):  # the first: until a step has all files again
+        for length in (14, 6) if merged else (22, 8):  # the first: until a step has all files
             for _ in range(length):
                 await trees.change()
             for number in trees.seen:
@@ -210,26 +225,9 @@ async def test_every_step_shows_the_tree_that_was_there(folder: Path, seed: int)
         assert max(depths) > 3, "steps lie on each other"
 
 
-@pytest.mark.parametrize("seed", SEEDS[:1])
-async def test_the_same_over_as_many_layers_as_there_may_be(
-    folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then a box tells its files together with those that it began from."""
-    monkeypatch.setattr(LocalProvider, "max_layers", 4)
-    async with serving(folder) as service:
-        trees = Trees(service, await beginning(service), seed)
-        for _ in range(3):
-            for _ in range(6):
-                await trees.change()
-            for number in [*trees.seen][-5:]:
-                await trees.check(number)
-            await trees.undo([*trees.seen][-2])
-
-
 async def test_what_takes_the_place_of_something_else(folder: Path) -> None:
     async with serving(folder) as service:
-        id = await beginning(service)
-        trees = Trees(service, id, 0)
+        trees = Trees(service, await beginning(service), 0)
         for turn in TURNS:
             await trees.do(turn)
         for number in trees.seen:
@@ -239,3 +237,47 @@ async def test_what_takes_the_place_of_something_else(folder: Path) -> None:
             await trees.do(turn)
         for number in trees.seen:
             await trees.check(number)
+
+
+async def test_merged_steps_outlive_the_server_and_leave_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_early(monkeypatch)
+    async with serving(folder, drain="keep") as service:
+        id = await stepping(
+            service, *(f"echo {n} > f{n}; rm -f f{n - 3}; {PAUSE}" for n in range(9))
+        )
+    for name in (".half", "made"):  # of a server that was killed while it merged, or just then
+        (folder / "d" / "layers" / name / "workspace").mkdir(parents=True)
+    async with serving(folder) as service:
+        assert set(layers(folder)) == layers_of(service, id)
+        for n in range(9, 14):
+            await sh(service, id, f"echo {n} > f{n}; {PAUSE}")
+        for number in (14, 10, 7, 4):
+            await service.steps.undo(id, number)
+            assert f"f{number - 1}" in (await sh(service, id, "ls")).split()
+        await service.delete(id)
+        await eventually(lambda: layers(folder) == [], what="its layers to go")
+
+
+async def test_an_undo_during_a_merge_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    merge_early(monkeypatch)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*stacks: object) -> None:
+        begun.set()
+        go_on.wait(10)
+        layer_merge.merge(*stacks)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(layers_module, "merge", slow)
+    async with serving(folder) as service:
+        id = await stepping(service, *(f"echo {n} > f{n}; {PAUSE}" for n in range(4)))
+        task = asyncio.create_task(sh(service, id, "echo x > f9"))
+        await eventually(begun.is_set, what="a merge")
+        await service.steps.undo(id, 2)
+        go_on.set()
+        await task
+        assert [step.number for step in service.steps.list(id)] == [0, 1, 2]
+        await service.reaper.tidy()
+        assert set(layers(folder)) == layers_of(service, id)
+        assert await sh(service, id, "ls") == "f0\nf1\n"

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 import pytest_asyncio
 
@@ -18,10 +17,8 @@ from capsule.catalog import load_catalog
 from capsule.errors import ConflictError, NoSpaceError, UnavailableError
 from capsule.model import Isolation, Limits, SandboxId, State, Unenforced
 from capsule.service.carry import Session
-from capsule.service.database import TRIM_AFTER
 from capsule.service.entry import Record
-from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore, create_scope
-from capsule.service.values import Volume
+from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore
 from tests.support import ROOT
 
 PYTHON = load_catalog(None)["python"]
@@ -123,16 +120,6 @@ async def test_claims_of_creates_are_kept_a_day_and_as_long_as_the_sandbox(
     assert kept == ["old-alive", "new-gone"]
 
 
-async def test_claims_of_execs_are_bounded(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("capsule.service.store.MAX_CLAIMS", 3)
-    for n in range(5):
-        await store.claim(Claim("a", f"k{n}", "f", "e", float(n)))
-    await store.maintain(10.0)
-    assert [n for n in range(5) if await store.find("a", f"k{n}")] == [2, 3, 4]
-
-
 async def test_a_locked_database_is_unavailable_soon_and_the_loop_goes_on(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,17 +147,6 @@ async def test_a_locked_database_is_unavailable_soon_and_the_loop_goes_on(
     await store.save(record("a"))
 
 
-async def test_a_lock_that_passes_is_waited_for(store: SqliteStore) -> None:
-    other = sqlite3.connect(store._path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    saving = asyncio.create_task(store.save(record("a")))
-    await asyncio.sleep(0)
-    assert not saving.done()
-    other.execute("ROLLBACK")
-    other.close()
-    await saving
-
-
 async def test_a_full_disk_is_no_space_and_passes(store: SqliteStore) -> None:
     db = store._db._db
     assert db is not None
@@ -185,38 +161,6 @@ async def test_a_full_disk_is_no_space_and_passes(store: SqliteStore) -> None:
     db.execute("PRAGMA max_page_count = 100000")
     await store.save(big)
     assert len(await store.load()) == 2
-
-
-async def test_maintenance_keeps_the_log_small(store: SqliteStore) -> None:
-    for n in range(200):
-        await store.save(record(str(n)))
-    await store.maintain(0.0)
-    log = store._path.with_name("capsule.db-wal")
-    size = log.stat().st_size
-    for n in range(100):
-        await store.save(record(str(n)))
-    assert log.stat().st_size <= size, "it is written from its beginning again"
-
-
-@pytest.mark.slow  # much is written
-async def test_the_log_stays_small_while_much_is_written(store: SqliteStore) -> None:
-    log, done = store._path.with_name("capsule.db-wal"), False
-
-    async def trim() -> None:
-        while not done:
-            await store.trim()
-            await asyncio.sleep(0)
-
-    trimming = asyncio.create_task(trim())
-    sizes = []
-    for n in range(30 * TRIM_AFTER):
-        await store.save(record(str(n % 10)))
-        await asyncio.sleep(0)
-        sizes.append(log.stat().st_size)
-    done = True
-    await trimming
-    assert max(sizes) > 100_000, "it was written at all"
-    assert max(sizes) < 10 * max(sizes[:TRIM_AFTER]), "and does not grow with what was written"
 
 
 _WRITER = """
@@ -251,59 +195,6 @@ async def test_a_killed_writer_loses_nothing_it_was_told_is_saved(tmp_path: Path
     await store.open()
     assert len(await store.load()) == 50
     await store.aclose()
-
-
-async def test_what_was_recorded_before_there_were_tenants_is_the_default_tenants(
-    tmp_path: Path,
-) -> None:
-    """A database as the first format had it, with rows that name no tenant."""
-    path = tmp_path / "capsule.db"
-    body = msgspec.to_builtins(record("old"), enc_hook=dict)
-    del body["tenant"]
-    volume = {"name": "data", "id": "v1", "provider": "local", "created": 1.0}
-    with sqlite3.connect(path) as db:
-        db.executescript(FIRST_FORMAT)
-        row = ("old", 1000.0, "running", msgspec.json.encode(body))
-        db.execute("INSERT INTO sandboxes VALUES (?, ?, ?, ?)", row)
-        db.execute("INSERT INTO claims VALUES ('create', 'k', 'f', 'old', 1.0)")
-        kept = ("volume", "data", 1.0, msgspec.json.encode(volume))
-        db.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", kept)
-    db.close()
-    store = SqliteStore(path)
-    await store.open()
-    (found,) = await store.load()
-    assert (found.id, found.tenant) == ("old", "default")
-    (old,) = await store.load_kept("volume", Volume)
-    assert old == Volume("data", "v1", "local", 1.0)
-    assert await store.find(create_scope("default"), "k") is not None
-    assert await store.find(create_scope("blue"), "k") is None
-    await store.save(record("new", tenant="blue"))
-    again = await reopened(store)
-    assert {r.id: r.tenant for r in await again.load()} == {"old": "default", "new": "blue"}
-    await again.aclose()
-    with sqlite3.connect(path) as db:  # which a server without tenants refuses
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
-    db.close()
-
-
-FIRST_FORMAT = """
-CREATE TABLE sandboxes (
-    id TEXT PRIMARY KEY, created REAL NOT NULL, state TEXT NOT NULL, body BLOB NOT NULL
-);
-CREATE TABLE claims (
-    scope TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, target TEXT NOT NULL,
-    at REAL NOT NULL, PRIMARY KEY (scope, key)
-) WITHOUT ROWID;
-CREATE INDEX claims_by_age ON claims (scope, at);
-CREATE TABLE sessions (
-    sandbox TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (sandbox, name)
-) WITHOUT ROWID;
-CREATE TABLE kept (
-    kind TEXT NOT NULL, name TEXT NOT NULL, created REAL NOT NULL, body BLOB NOT NULL,
-    PRIMARY KEY (kind, name)
-) WITHOUT ROWID;
-PRAGMA user_version = 1;
-"""
 
 
 async def test_a_newer_format_is_refused(tmp_path: Path) -> None:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import textwrap
-from importlib.resources import files
-from pathlib import Path
 
 import pytest
 
-from capsule.catalog import load_catalog
-from capsule.providers.registry import make_provider
 from capsule.service import CreateRequest, ExecCall
-from tests.support import backends, eventually
-from tests.support.backends import Backend
-from tests.unit.test_service_real import folder, serving
+from tests.unit.test_service_real import folder
 from tests.unit.test_users_real import Sandbox, base
 
 __all__ = ["base", "folder"]
 
 pytestmark = pytest.mark.real
-
-VISITS = 32  # as in agent.h
 
 
 async def test_the_usual_options(base: Sandbox) -> None:
@@ -33,11 +24,6 @@ async def test_the_usual_options(base: Sandbox) -> None:
     assert said.split() == ["0", "/root", "1", "root", "/tmp", "a", "b", "1000", "/var",
                             "(root)", "NOPASSWD:", "ALL"]  # fmt: skip
     assert "a  b" in said
-
-
-async def test_root_needs_nobody_for_it(base: Sandbox) -> None:
-    script = "sudo -n -E id -u; sudo -u root -i pwd; sudo A=1 sh -c 'echo $A'"
-    assert (await base.sh(script, user="root")).split() == ["0", "/root", "1"]
 
 
 async def test_the_environment_is_roots(base: Sandbox) -> None:
@@ -79,31 +65,12 @@ async def test_how_it_ends(base: Sandbox) -> None:
         assert said in done.stderr.decode()
 
 
-async def test_what_the_caller_ignores_and_its_mask_are_the_programs(base: Sandbox) -> None:
-    script = (
-        "umask 077; sudo sh -c umask; trap '' HUP TERM;"
-        " sudo sh -c 'kill -HUP $$; kill -TERM $$; echo alive' &"
-        " kill -HUP $!; kill -TERM $!; wait $!; echo $?"
-    )
-    assert (await base.sh(script)).split() == ["0077", "alive", "0"]
-
-
 async def test_input_output_and_errors_are_the_callers(base: Sandbox) -> None:
     assert await base.sh("printf 'a\\nb\\n' | sudo sort -r | sudo tee /root/sorted") == "b\na\n"
     assert await base.sh("sudo sh -c 'echo no >&2; echo yes' 2>/dev/null") == "yes\n"
     assert await base.sh("sudo cat < /root/sorted; sudo true <&- >&- 2>&-") == "b\na\n"
     large = await base.sh("head -c 3000000 /dev/zero | sudo cat | wc -c")
     assert large == "3000000\n"
-
-
-async def test_signals_are_passed_on(base: Sandbox) -> None:
-    script = """
-        sudo sh -c 'trap "echo told; exit 9" USR1; echo up > /tmp/up; while :; do sleep .05; done' &
-        until [ -s /tmp/up ]; do sleep .02; done
-        kill -USR1 $!
-        wait $!; echo $?
-    """
-    assert await base.sh(textwrap.dedent(script)) == "told\n9\n"
 
 
 ESCAPE = """
@@ -149,57 +116,6 @@ async def test_a_kill_reaches_what_an_exec_left_that_has_ended(base: Sandbox) ->
     assert not await base.service.kill(base.id, done.id)  # it does not run any more
     assert not await alive(base, "6543") and await is_gone(base, int(done.stdout))
     assert await alive(base, "3456")
-
-
-async def test_it_ends_when_its_caller_is_killed(base: Sandbox) -> None:
-    script = """
-        sudo sh -c 'echo up > /tmp/up; exec sleep 8765' &
-        until [ -s /tmp/up ]; do sleep .02; done
-        kill -9 $!
-        wait $!; echo $?
-    """
-    assert await base.sh(textwrap.dedent(script)) == "137\n"
-
-    async def is_over() -> bool:
-        return not await alive(base, "8765")
-
-    await eventually(is_over, what="its end")
-
-
-async def test_what_it_leaves_in_the_background_stays(base: Sandbox) -> None:
-    await base.sh("sudo sh -c 'sleep 5432 >/dev/null 2>&1 &'")
-    assert await alive(base, "5432")
-
-
-async def test_what_it_leaves_keeps_nobody_else_from_it(base: Sandbox) -> None:
-    script = f"for i in $(seq {VISITS + 1}); do sudo sh -c 'sleep 4567 >/dev/null 2>&1 &'; done"
-    assert await base.sh(f"{script}; sudo id -u", timeout=15) == "0\n"
-    assert await alive(base, "4567")
-
-
-async def test_who_comes_when_it_is_full_waits_and_can_be_told_to_go(base: Sandbox) -> None:
-    script = f"""
-        for i in $(seq {VISITS}); do sudo sh -c "echo > /tmp/up.$i; exec sleep 2345" & done
-        first=$!
-        until [ "$(ls /tmp/up.* 2>/dev/null | wc -l)" = {VISITS} ]; do sleep .02; done
-        for signal in TERM INT; do
-            env --default-signal=INT sudo touch /tmp/never & waiting=$!
-            until grep -qs 'SigBlk:.*[4-7]...$' /proc/$waiting/status; do sleep .02; done
-            kill -$signal $waiting
-            wait $waiting; echo $?
-        done
-        sudo sh -c 'echo let in' & waiting=$!
-        kill $first
-        wait $waiting; ls /tmp/never 2>&1 | tail -c 26
-        kill $(jobs -p); wait
-    """
-    said = await base.sh(textwrap.dedent(script), timeout=15)
-    assert said.splitlines() == ["143", "130", "let in", "No such file or directory"]
-
-
-async def test_many_at_once(base: Sandbox) -> None:
-    script = "for i in $(seq 60); do sudo echo $i & done; wait"
-    assert sorted(map(int, (await base.sh(script)).split())) == list(range(1, 61))
 
 
 HOSTILE = """
@@ -270,20 +186,6 @@ async def test_without_a_process_left_it_says_so(base: Sandbox) -> None:
     assert await small.sh("sudo id -u") == "0\n"
 
 
-async def test_it_stands_still_with_the_box(base: Sandbox) -> None:
-    script = "for i in $(seq 10); do sudo echo $i; touch /tmp/begun; done"
-    running = asyncio.create_task(base.sh(script))
-
-    async def has_begun() -> bool:
-        return bool(await base.sh("ls /tmp/begun 2>/dev/null; true"))
-
-    await eventually(has_begun, what="the first")
-    for _ in range(3):
-        await base.service.pause(base.id)
-        await base.service.resume(base.id)
-    assert (await running).split() == [str(i) for i in range(1, 11)]
-
-
 async def test_a_template_without_it_says_so(base: Sandbox) -> None:
     made = await base.service.create(CreateRequest(template="python"))
     for option in ("id", "-v", "-k", "-l"):
@@ -291,25 +193,3 @@ async def test_a_template_without_it_says_so(base: Sandbox) -> None:
         done = await base.service.exec(made.id, call)
         assert (done.exit.exit_code, done.stdout) == (1, b"")
         assert b"`sudo: true`" in done.stderr and b'user="root"' in done.stderr
-
-
-@pytest.fixture
-def with_mine(folder: Path, tmp_path: Path) -> Path:
-    """A server whose template `mine` is `python` with sudo."""
-    plain = files("capsule") / "templates" / "python.yaml"
-    text = plain.read_text().replace("name: python ", "name: mine ")
-    (tmp_path / "mine.yaml").write_text(text.replace("\nsudo: false\n", "\nsudo: true\n"))
-    catalog = load_catalog(tmp_path)
-    backends.register(
-        folder,
-        Backend(make=lambda config: make_provider("local", config, catalog), catalog=catalog),
-    )
-    return folder
-
-
-async def test_a_template_says_that_it_has_it_and_no_more(with_mine: Path) -> None:
-    async with serving(with_mine) as service:
-        sandbox = Sandbox(service, (await service.create(CreateRequest(template="mine"))).id)
-        assert await sandbox.sh("sudo id -u; sudo -v; echo $?") == "0\n0\n"
-        done = await service.exec(sandbox.id, ExecCall(("sudo", "whoami")))
-        assert done.stdout == b"root\n"

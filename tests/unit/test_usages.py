@@ -12,7 +12,6 @@ import pytest
 from capsule.model import State, Usage
 from capsule.service import usages as module
 from capsule.service.usages import usages
-from tests.support import eventually
 
 NOTHING = Usage(**{each.name: None for each in fields(Usage)})  # type: ignore[arg-type]
 
@@ -38,34 +37,10 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_one_that_ends_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 1)
-
-    async def end() -> None:
-        second.link = None
-
-    first, second, third = (
-        entry("1", Answering(end)),
-        entry("2", Answering()),
-        entry("3", Answering()),
-    )
-    found = await usages([first, second, third], 10)
-    assert [each.sandbox for each in found] == ["1", "3"]
-
-
 async def test_one_that_is_silent_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WITHIN", 0.1)
     found = await usages([entry("1", Answering(forever)), entry("2", Answering())], 10)
     assert [each.sandbox for each in found] == ["2"]
-
-
-async def test_whoever_is_cancelled_leaves_no_task() -> None:
-    before = asyncio.all_tasks()
-    asked = asyncio.create_task(usages([entry("1", Answering(forever))], 10))
-    await eventually(lambda: len(asyncio.all_tasks()) == len(before) + 2, what="it asks")
-    asked.cancel()
-    await asyncio.wait({asked})
-    assert asyncio.all_tasks() == before
 
 
 def test_there_are_no_more_tenants_than_there_may_be() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from capsule.errors import (
     CapacityError,
@@ -20,12 +19,9 @@ from capsule.errors import (
     NotFoundError,
     NotSupportedError,
 )
-from capsule.model import MIB, Isolation
+from capsule.model import MIB
 from capsule.service import CreateRequest, ExecCall, Service, VolumeWish
-from capsule.service.values import Volume
 from tests.support import backends, eventually
-from tests.support.folders import server_folder
-from tests.unit.test_pool_real import serving as pooled
 from tests.unit.test_service_real import folder, serving
 from tests.unit.test_snapshots_real import sh
 
@@ -65,16 +61,6 @@ async def test_it_is_shared_and_outlives_sandboxes_and_the_server(folder: Path) 
         assert await asyncio.to_thread(backends.of(folder).volumes, folder) == []
         with pytest.raises(NotFoundError):
             await make(service, wish)
-
-
-async def test_a_level_without_layers_refuses_them_in_words() -> None:
-    with capture_logs() as logs, server_folder("cs-") as at:
-        async with pooled(at, isolation=Isolation.LANDLOCK) as service:
-            with pytest.raises(NotSupportedError, match="has no disk of its own"):
-                await service.volumes.create("one")
-            with pytest.raises(NotSupportedError, match="provider local cannot mount volumes here"):
-                await make(service, VolumeWish("one", DATA))
-    assert [line for line in logs if line["log_level"] == "warning"] == []
 
 
 def devices(folder: Path) -> list[str]:
@@ -136,23 +122,6 @@ async def test_a_size_is_kept_to_or_refused(folder: Path) -> None:
 
 async def _none(find: Callable[[Path], list[str]], folder: Path) -> bool:
     return not await asyncio.to_thread(find, folder)
-
-
-async def test_many_begin_with_one_volume_at_once(folder: Path) -> None:
-    async with serving(folder) as service:
-        size = 32 * MIB if backends.of(folder).sized else None
-        await service.volumes.create("one", size=size)
-        wish = VolumeWish("one", DATA)
-        ids = await asyncio.gather(*(make(service, wish) for _ in range(8)))
-        for n, id in enumerate(ids):
-            await sh(service, id, f"echo {n} >> data/all")
-        assert await sh(service, ids[0], "cat data/all | tr -d '\\n'") == "01234567"
-        assert len(await asyncio.to_thread(devices, folder)) == (1 if size else 0)
-        await asyncio.gather(*(service.delete(id) for id in ids[:4]))
-        more = await asyncio.gather(
-            *(make(service, wish) for _ in range(4)), *(service.delete(id) for id in ids[4:])
-        )
-        assert await sh(service, str(more[0]), "cat data/all | tr -d '\\n'") == "01234567"
 
 
 async def test_read_only_is_read_only(folder: Path) -> None:
@@ -271,25 +240,3 @@ async def test_no_tenant_has_all_that_looks_into_volumes(
         await read("one", "green")  # instead of the one that nobody uses
         with pytest.raises(CapacityError, match=r"3 volumes are being read .* limit 3"):
             await read("one", "yellow")
-
-
-async def test_a_look_that_begins_makes_room_for_no_other(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("capsule.service.volume_files.EACH", 2)
-    async with serving(folder) as service:
-        volumes = [await service.volumes.create(name) for name in ("one", "two", "three")]
-
-        async def touch(volume: Volume) -> None:
-            async with service.volume_files.open(volume) as look:
-                await look.files.write(f"{look.root}/f", b"x")
-
-        # All at once: the third comes while the others' sandboxes are being launched.
-        done = await asyncio.gather(*map(touch, volumes), return_exceptions=True)
-        assert done[:2] == [None, None]
-        assert isinstance(done[2], CapacityError) and done[2].details["limit"] == 2
-        # And between the opening and the first that is asked of the files.
-        async with service.volume_files.open(volumes[0]), service.volume_files.open(volumes[1]):
-            with pytest.raises(CapacityError, match="2 volumes of yours"):
-                await touch(volumes[2])
-        await touch(volumes[2])
