@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from capsule.errors import NoSpaceError
 from capsule.service import CreateRequest, Service, VolumeWish
 from tests.support.backends import layers
 from tests.unit.test_service_real import folder, serving
@@ -125,34 +123,3 @@ async def test_while_a_file_cannot_be_read_no_layer_is_dropped(folder: Path) -> 
     await asyncio.to_thread(path.write_text, good)
     async with serving(folder) as service:
         assert await sh(service, await restore(service, "one"), "cat f") == "x\n"
-
-
-async def test_what_cannot_be_recorded_is_not_kept_and_not_lost(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def full(*_: Any, **__: Any) -> None:
-        raise NoSpaceError("no space left for the server's records")
-
-    async with serving(folder) as service:
-        store = service._store
-        id = await make(service, "echo x > f")
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "save_kept", full)
-            for work in (
-                service.snapshots.make(id, "one", {}),
-                service.volumes.create("one"),
-            ):
-                with pytest.raises(NoSpaceError):
-                    await work
-        assert layers(folder) == [] and service.volumes.list() == []
-        await service.snapshots.make(id, "one", {})
-        await service.volumes.create("one")
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "remove_kept", full)
-            for delete in (service.snapshots.delete, service.volumes.delete):
-                with pytest.raises(NoSpaceError):
-                    await delete("one")
-        assert service.snapshots.find("one") and service.volumes.find("one")
-    await asyncio.to_thread(lose_database, folder)
-    async with serving(folder) as service:
-        assert service.snapshots.find("one") and service.volumes.find("one")

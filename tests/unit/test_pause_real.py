@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from capsule.model import Reason, State
 from capsule.service import CreateRequest, ExecCall, Service
 from capsule.service.pool import Pool
 from tests.support import eventually
-from tests.unit.test_service_real import boxes, folder, serving
+from tests.unit.test_service_real import boxes, folder, keeper, serving
 
 pytestmark = pytest.mark.real
 __all__ = ["folder"]
@@ -40,13 +42,19 @@ async def cpu(service: Service, id: str) -> float:
 async def counting(service: Service, **options: object) -> str:
     id = (await service.create(CreateRequest("bash", **options))).id  # type: ignore[arg-type]
     async with await service.start(id, sh(COUNTING, timeout=600)):
-        await eventually(lambda: _counts(service, id), what="its loop to count")
+        await eventually(lambda: _beyond(service, id, 10), what="its loop to count")
     return id
 
 
-async def _counts(service: Service, id: str) -> bool:
+async def stands_still(service: Service, id: str) -> None:
+    before = await cpu(service, id)
+    await asyncio.sleep(0.3)  # the time in which its programs would have used some
+    assert await cpu(service, id) - before < 30
+
+
+async def _beyond(service: Service, id: str, than: int) -> bool:
     try:
-        return await count(service, id) > 10
+        return await count(service, id) > than
     except (CapsuleError, ValueError):
         return False
 
@@ -55,25 +63,16 @@ async def test_nothing_moves_while_it_is_paused_and_all_goes_on_after(folder: Pa
     async with serving(folder) as service:
         id = await counting(service)
         assert (await service.pause(id)).state is State.PAUSED
-        before = await cpu(service, id)
         with pytest.raises(WrongStateError, match="is paused"):
             await service.exec(id, sh("true"))
         with pytest.raises(WrongStateError):
             await service.files(id).stat("n")
-        await asyncio.sleep(0.3)  # the time in which it would have moved
-        assert await cpu(service, id) - before < 30
+        await stands_still(service, id)
         assert (await service.pause(id)).state is State.PAUSED
         assert (await service.resume(id)).state is State.RUNNING
         first = await count(service, id)
         await eventually(lambda: _beyond(service, id, first), what="its loop to go on")
         assert (await service.exec(id, sh("echo here"))).stdout == b"here\n"
-
-
-async def _beyond(service: Service, id: str, than: int) -> bool:
-    try:
-        return await count(service, id) > than
-    except ValueError:
-        return False
 
 
 async def test_a_fork_bomb_is_paused_too(folder: Path) -> None:
@@ -82,9 +81,7 @@ async def test_a_fork_bomb_is_paused_too(folder: Path) -> None:
         bomb = "while :; do sh -c 'sh -c true & sh -c true' & sleep 0.001; done"
         async with await service.start(id, sh(bomb, timeout=600)):
             await service.pause(id)
-            before = await cpu(service, id)
-            await asyncio.sleep(0.2)
-            assert await cpu(service, id) - before < 30
+            await stands_still(service, id)
             await service.delete(id)
         assert boxes(folder) == []
 
@@ -92,30 +89,27 @@ async def test_a_fork_bomb_is_paused_too(folder: Path) -> None:
 async def test_the_timeout_of_an_exec_stands_still_with_it(folder: Path) -> None:
     async with serving(folder) as service:
         id = (await service.create(CreateRequest("bash"))).id
-        running = asyncio.create_task(service.exec(id, sh("echo up > up; sleep 0.5", timeout=1.0)))
-        await eventually(lambda: _there(service, id, "up"), what="it to run")
+        script = "echo 1 > n; until [ -e go ]; do sleep 0.05; done"
+        running = asyncio.create_task(service.exec(id, sh(script, timeout=2.0)))
+        await eventually(lambda: _beyond(service, id, 0), what="it to run")
         await service.pause(id)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.1)  # longer than its timeout
         assert not running.done()
         await service.resume(id)
+        await service.files(id).write("go", b"")
         assert (await running).exit.reason is Reason.EXITED
 
 
-async def _there(service: Service, id: str, path: str) -> bool:
-    try:
-        return (await service.files(id).stat(path)).size > 0
-    except CapsuleError:
-        return False
-
-
-async def test_a_paused_one_is_deleted_at_once_and_completely(folder: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True], ids=["alive", "its-keeper-killed"])
+async def test_a_paused_one_is_deleted_completely(folder: Path, killed: bool) -> None:
     async with serving(folder) as service:
         id = await counting(service)
         record = service._sandboxes.find(id)
         groups = [Path(each) for each in (record.handle or {}).get("cgroups", ())]
         await service.pause(id)
-        async with asyncio.timeout(2):
-            await service.delete(id)
+        if killed:
+            os.kill(keeper(folder, id), signal.SIGKILL)
+        await service.delete(id)
         assert boxes(folder) == [] and not any(group.exists() for group in groups)
         with pytest.raises(GoneError):
             await service.resume(id)
@@ -137,20 +131,7 @@ async def test_what_was_stopped_before_stays_so(folder: Path) -> None:
             assert await stopped()
 
 
-async def test_a_restarted_server_finds_it_paused(folder: Path) -> None:
-    async with serving(folder, drain="keep") as service:
-        id = await counting(service)
-        await service.pause(id)
-    async with serving(folder) as service:
-        assert service.get(id).state is State.PAUSED
-        before = await cpu(service, id)
-        await asyncio.sleep(0.2)
-        assert await cpu(service, id) - before < 30
-        await service.resume(id)
-        assert (await service.exec(id, sh("echo here"))).stdout == b"here\n"
-
-
-async def test_whoever_asked_for_files_alone_may_leave(
+async def test_a_pause_of_files_whose_caller_leaves_loses_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The layer that its other box begins from is not dropped under it."""
@@ -158,17 +139,18 @@ async def test_whoever_asked_for_files_alone_may_leave(
         id = (await service.create(CreateRequest("bash"))).id
         await service.exec(id, sh("echo kept > notes"))
         before = boxes(folder)
-        real, begun = Pool.obtain, asyncio.Event()
+        real, begun, left = Pool.obtain, asyncio.Event(), asyncio.Event()
 
         async def slow(*args: Any, **options: Any) -> Any:
             begun.set()
-            await asyncio.sleep(0.2)
+            await left.wait()
             return await real(*args, **options)
 
         monkeypatch.setattr(Pool, "obtain", slow)
         pausing = asyncio.create_task(service.pause(id, memory=False))
         await begun.wait()
         pausing.cancel()
+        asyncio.get_running_loop().call_soon(left.set)
         with pytest.raises(asyncio.CancelledError):
             await pausing
         await service.snapshots.sweep()

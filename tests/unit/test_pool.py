@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from capsule.errors import UnavailableError
-from capsule.model import MIB, SandboxId, SandboxSpec, Started, State
-from capsule.providers.contract import Box
+from capsule.model import MIB, SandboxId, Started, State
 from capsule.service import CreateRequest, ExecCall
 from capsule.service import pool as pools
 from capsule.service.shelf import WINDOW, Shelf, ShelfStatus
@@ -119,17 +118,6 @@ async def test_a_dead_box_is_never_handed_out(
         await until(lambda: dead not in b.world.agents)
 
 
-async def test_a_box_that_dies_on_the_shelf_is_noticed(tmp_path: Path) -> None:
-    async with bench(tmp_path, pool_min=1) as b:
-        await filled(b, 1)
-        (dead,) = in_pool(b)
-        b.world.kill(dead)
-        b.clock.pass_time(pools.CHECK_EVERY + 1)
-        await b.service._pool.round()
-        await until(lambda: dead not in b.world.agents and shelf(b).ready == 1)
-        assert shelf(b).discarded == 1
-
-
 async def test_other_limits_than_a_box_can_be_given_start_cold(tmp_path: Path) -> None:
     async with bench(tmp_path, pool_min=1) as b:
         await filled(b, 1)
@@ -152,27 +140,6 @@ async def test_so_many_launches_at_once_and_the_rest_in_order(tmp_path: Path) ->
         assert [sandbox.state for sandbox in made] == [State.RUNNING] * 6
         assert gate.came == order
         assert (b.service.pool().waiting, b.service.pool().launching) == (0, 0)
-
-
-async def test_a_launch_that_waits_itself_gives_up_its_place(tmp_path: Path) -> None:
-    world = World()
-    pulled = asyncio.Event()
-
-    class Pulls(FakeProvider):
-        async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
-            if not pulled.is_set() and world.launched == 0:
-                assert spec.progress is not None
-                spec.progress("pulling")
-                world.launched += 1
-                await pulled.wait()
-            return await super().launch(sandbox_id, spec)
-
-    async with bench(tmp_path, world=world, provider=Pulls(world), max_launches=1) as b:
-        slow = asyncio.create_task(b.service.create(CreateRequest()))
-        await until(lambda: [s.progress for s in b.service.list()] == ["pulling"])
-        assert (await b.service.create(CreateRequest())).state is State.RUNNING
-        pulled.set()
-        assert (await slow).progress == ""
 
 
 async def test_a_shelf_that_cannot_be_filled_is_tried_again_later(tmp_path: Path) -> None:
@@ -225,23 +192,6 @@ async def test_a_creator_who_leaves_with_a_ready_box_leaves_no_box(tmp_path: Pat
         await until(lambda: b.world.connections[ready])
         asked.cancel()
         await until(lambda: ready not in b.world.agents and b.service.list() == [])
-
-
-async def test_what_a_killed_server_had_ready_is_removed(tmp_path: Path) -> None:
-    world = World()
-    async with bench(tmp_path, world=world, pool_min=2) as b:
-        await filled(b, 2)
-        kept = await b.service.create(CreateRequest())
-        await filled(b, 2)
-        left = dict(world.agents)
-    for id, agent in left.items():  # as if nothing had been cleared away
-        world.add(id).alive = agent.alive or True
-    assert len(world.agents) == 3
-    async with bench(tmp_path, world=world, pool_min=0) as b:
-        assert [s.id for s in b.service.list()] == [kept.id]
-        assert b.service.get(kept.id).started is Started.WARM
-        assert (await b.service.exec(kept.id, TRUE)).exit.exit_code == 0
-        assert len(world.agents) == 1
 
 
 def _shelf(b: Bench) -> Shelf:

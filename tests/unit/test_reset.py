@@ -11,9 +11,9 @@ import pytest
 
 from capsule.errors import GoneError, UnavailableError
 from capsule.model import SandboxId, Started, State
-from capsule.service import CreateRequest, ExecCall, Sandbox, former
+from capsule.service import CreateRequest, ExecCall, Sandbox
 from tests.support import eventually
-from tests.unit.service_double import Bench, Gate, HaltableBox, bench, nothing, turns
+from tests.unit.service_double import Bench, Gate, HaltableBox, bench, turns
 
 TRUE = ExecCall(("true",))
 WAIT = ExecCall(("wait",))
@@ -117,29 +117,6 @@ async def test_nobody_waits_for_the_removal_of_what_is_halted(tmp_path: Path) ->
         await eventually(lambda: len(b.world.agents) == 1, what="the old box is removed")
 
 
-async def test_boxes_do_not_come_quicker_than_they_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(former, "MOST", 2)
-    async with halting(tmp_path) as (b, made, _):
-        gate = Gate()
-        for _ in range(3):  # one after the other they are not many
-            b.provider.before_destroy = nothing
-            await b.service.reset(made.id)
-            await eventually(lambda: len(b.world.agents) == 1, what="the old box is removed")
-        b.provider.before_destroy = gate
-        launched = b.world.launched
-        for _ in range(2):
-            await b.service.reset(made.id)
-        third = asyncio.create_task(b.service.reset(made.id))
-        await eventually(lambda: b.world.launched == launched + 3, what="it has its next box")
-        await turns()
-        assert not third.done()
-        gate.open()
-        await third
-        await eventually(lambda: len(b.world.agents) == 1, what="the old boxes are removed")
-
-
 async def test_a_delete_waits_for_all_that_was_its_own(tmp_path: Path) -> None:
     async with halting(tmp_path) as (b, made, gate):
         await b.service.reset(made.id)
@@ -171,19 +148,6 @@ async def test_a_delete_in_the_middle_of_it_leaves_nothing(tmp_path: Path) -> No
         assert b.world.agents == {}
         with pytest.raises(GoneError, match="it was deleted"):
             await resetting
-
-
-async def test_a_caller_who_leaves_does_not_stop_it(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        made = await b.service.create(CreateRequest())
-        gate = Gate()
-        b.provider.before_launch = gate
-        resetting = asyncio.create_task(b.service.reset(made.id))
-        await gate.reached()
-        resetting.cancel()
-        gate.open()
-        await eventually(lambda: box_of(b, made.id) != made.id, what="it is reset")
-        await eventually(lambda: len(b.world.agents) == 1, what="the old box is gone")
 
 
 async def test_the_end_of_the_old_box_is_not_the_end_of_the_sandbox(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -56,7 +55,6 @@ def test_the_next_call_starts_with_what_the_last_one_left(
         b"",
         b"capsule1\0/tmp\0A=1\0",  # cut off
         b"capsule2\0/tmp\0\0",
-        b"x" + b"capsule1\0/tmp\0\0",
         b"capsule1\0/tmp\0" + b"A=1\0" * 2000 + b"\0",
         b"capsule1\0/tmp\0A=" + b"x" * MAX_MESSAGE + b"\0\0",
     ],
@@ -75,10 +73,8 @@ def test_too_much_leaves_the_session_as_it_was() -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        ("bash", "-c", "true"),
         ("/bin/sh", "-ec", "true", "name", "arg"),
         ("bash", "--norc", "-c", "true"),
-        ("python3", "-c", "1"),
         ("/usr/bin/python3.11", "-u", "-c", "1", "arg"),
         ("node", "-e", "1"),
     ],
@@ -92,24 +88,17 @@ def test_interpreters_with_code_report(argv: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    [("ls", "-c", "x"), ("bash",), ("bash", "-c"), ("bash", "x.sh", "-c"), ("python3", "-m", "x"),
-     ("bash", "x.sh", "-c", "y"), ("env", "bash", "-c", "x"), ("python3-config", "-c", "x")],
-)  # fmt: skip
+    [("ls", "-c", "x"), ("bash", "-c"), ("bash", "x.sh", "-c", "y"), ("python3-config", "-c", "x")],
+)
 def test_other_programs_are_left_alone(argv: tuple[str, ...]) -> None:
     assert wrap(argv) is None
 
 
-class Ran(NamedTuple):
-    status: int
-    stdout: str
-    stderr: str
-
-
-def run(argv: tuple[str, ...], report: Path) -> Ran:
+def run(argv: tuple[str, ...], report: Path) -> tuple[int, str, str]:
     """Run a program as the agent does, with `report` behind fd 3."""
     start = ("sh", "-c", 'exec "$@" 3>"$0"', str(report), *argv)
     done = subprocess.run(start, capture_output=True, text=True, timeout=10, env=dict(os.environ))
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return done.returncode, done.stdout, done.stderr
 
 
 LEAVES = "export LEFT=behind; cd /tmp"
@@ -118,24 +107,17 @@ LEAVES = "export LEFT=behind; cd /tmp"
 @pytest.mark.parametrize(
     "script",
     [
-        f"trap 'echo bye' EXIT; {LEAVES}",
         f"{LEAVES}; trap 'echo bye $?; exit 7' EXIT; exit 3",
-        f"set -e; trap 'echo bye $?' EXIT; {LEAVES}; false; echo never",
         f"set -eu; clean() {{ local s=$?; echo bye $s; exit $s; }}\n"
         f"trap clean EXIT INT TERM; {LEAVES}; exit 4",
         f"f() {{ trap 'echo bye' EXIT; {LEAVES}; return 2; }}; f; exit 5",
-        f"trap 'echo one' EXIT; trap 'echo two' 0; {LEAVES}",
         f"trap 'echo one' EXIT; trap - EXIT; {LEAVES}; exit 6",
         f"trap '' EXIT; {LEAVES}; exit 6",
-        f"trap ' ' EXIT; {LEAVES}; exit 6",
-        f"trap '# nothing' EXIT; {LEAVES}; exit 6",
         f"""trap -- 'echo "it'"'"'s $1 of $#"' EXIT; {LEAVES}""",
         f"trap $'cat <<X\\nsaid\\nX\\n' EXIT; {LEAVES}",
         f"{LEAVES}; (trap 'echo below' EXIT; export LEFT=lost; cd /); trap 'echo bye' EXIT",
-        f"said=$(trap 'echo below' EXIT; echo in); echo $said; {LEAVES}",
         f"trap 'echo bye' EXIT; old=$(trap -p EXIT); trap 'echo no' EXIT; eval \"$old\"; {LEAVES}",
         f"trap 'echo got it' USR1; trap 'echo bye' EXIT; {LEAVES}; kill -USR1 $$",
-        f"trap 'x' NOSUCH 2>/dev/null; echo $?; nosuchprogram; {LEAVES}",
         f"{LEAVES}; trap 'echo bye' EXIT; set -x; :; set +x",
     ],
 )

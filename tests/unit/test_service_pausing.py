@@ -80,16 +80,6 @@ async def test_at_its_timeout_it_is_paused_and_kept_for_paused_ttl(tmp_path: Pat
             desk.service.get(made.id)
 
 
-async def test_a_resume_gives_it_its_whole_ttl_again(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
-        made = await desk.service.create(CreateRequest(ttl=10.0, on_timeout="pause"))
-        desk.clock.pass_time(8)
-        await desk.service.pause(made.id)
-        desk.clock.pass_time(500)
-        after = await desk.service.resume(made.id)
-        assert after.expires_at.timestamp() - desk.clock.now() == pytest.approx(10.0)
-
-
 async def test_by_default_a_pause_does_not_stop_the_ttl(tmp_path: Path) -> None:
     async with pausing(tmp_path) as (desk, _):
         made = await desk.service.create(CreateRequest(ttl=10.0))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
-import resource
+import json
 import tarfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 
 from capsule.config import Config
 from capsule.errors import (
-    CapsuleError,
     UnavailableError,
 )
 from capsule.model import State
@@ -63,6 +61,10 @@ async def serving(
 
 def boxes(folder: Path) -> list[str]:
     return backends.of(folder).boxes(folder)
+
+
+def keeper(folder: Path, id: str) -> int:
+    return int(json.loads((folder / "r" / "boxes" / id / "box.json").read_bytes())["keeper"])
 
 
 async def test_code_larger_than_an_argument_runs_and_leaves_no_file(folder: Path) -> None:
@@ -117,44 +119,26 @@ async def test_what_a_left_program_reports_reaches_its_session(folder: Path) -> 
         await eventually(told, what="the session knows what the program left")
 
 
-async def test_a_session_shows_tracebacks_as_python_does(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = (await service.create(CreateRequest())).id
-        for code in (
-            "def f():\n  1/0\nf()",
-            "a b",
-            "import sys; sys.exit('bye')",
-            "raise SystemExit(4)",
-        ):
-            plain = await service.run(id, RunCall(code))
-            carried = await service.run(id, RunCall(code, session="s"))
-            assert carried.stderr == plain.stderr
-            assert carried.exit.exit_code == plain.exit.exit_code
-
-
 @pytest.mark.needs("node")
 async def test_node_code_runs_and_carries(folder: Path) -> None:
     async with serving(folder) as service:
         id = (await service.create(CreateRequest(template="node"))).id
-        first = await service.run(
-            id, RunCall("process.env.N = 'ü'; process.chdir('/tmp'); console.log(6*7)", session="s")
-        )
+        code = "process.env.N = 'ü'; process.chdir('/tmp'); console.log(6*7)"
+        first = await service.run(id, RunCall(code, session="s"))
         assert (first.stdout, first.stderr) == (b"42\n", b"")
-        second = await service.run(
-            id, RunCall("console.log(process.env.N, process.cwd())", session="s")
-        )
+        code = "console.log(process.env.N, process.cwd())"
+        second = await service.run(id, RunCall(code, session="s"))
         assert second.stdout == "ü /tmp\n".encode()
 
 
-@pytest.mark.parametrize("target", ["/tmp/there", "/tmp/not-there"])
-async def test_a_file_of_an_archive_takes_the_place_of_its_link(folder: Path, target: str) -> None:
+async def test_a_file_of_an_archive_takes_the_place_of_its_link(folder: Path) -> None:
     async with serving(folder) as service:
         files = service.files((await service.create(CreateRequest())).id)
         await files.write("/tmp/there", b"old")
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w") as made:
             link, file = tarfile.TarInfo("x"), tarfile.TarInfo("x")
-            link.type, link.linkname, file.size = tarfile.SYMTYPE, target, 3
+            link.type, link.linkname, file.size = tarfile.SYMTYPE, "/tmp/there", 3
             made.addfile(link)
             made.addfile(file, io.BytesIO(b"new"))
 
@@ -163,60 +147,19 @@ async def test_a_file_of_an_archive_takes_the_place_of_its_link(folder: Path, ta
 
         await files.tar_in("/workspace", chunks())
         assert (await files.stat("x")).type == "file"
-        assert [entry.name for entry in (await files.list("/tmp")).entries] == ["there"]
         assert (await files.read_bytes("/tmp/there", limit=10)).data == b"old"
-
-
-async def until(session: object, mark: bytes) -> bytes:
-    seen = b""
-    async with asyncio.timeout(10):
-        async for piece in session:  # type: ignore[attr-defined]
-            seen += piece
-            if mark in seen:
-                break
-    return seen
 
 
 async def test_sandboxes_outlive_the_service_with_their_execs(folder: Path) -> None:
     async with serving(folder, drain="keep") as service:
         id = (await service.create(CreateRequest())).id
-        call = ExecCall(("sh", "-c", "echo begun; sleep 0.5; echo done"), idempotency_key="k")
+        script = "echo begun; until [ -e go ]; do sleep 0.05; done; echo done"
+        call = ExecCall(("sh", "-c", script), idempotency_key="k")
         live = await service.start(id, call)
         await live.aclose()
     async with serving(folder) as service:
         assert service.get(id).state is State.RUNNING
+        await service.files(id).write("go", b"")
         result = await service.exec(id, call)
         assert result.id == live.exec_id
         assert result.stdout == b"begun\ndone\n"
-
-
-async def test_a_server_without_file_descriptors_gives_up_no_sandbox(folder: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    async with serving(folder) as service:
-        id = (await service.create(CreateRequest())).id
-        entry = service._sandboxes.find(id)
-        taken: list[int] = []
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, hard)
-        )
-        try:
-            with pytest.raises(OSError, match="Too many open files"):
-                while True:
-                    taken.append(os.open("/dev/null", os.O_RDONLY))
-            with pytest.raises(CapsuleError):
-                await service.exec(id, ExecCall(("true",)))
-            entry.checked -= 10
-            await service._pulse.round()
-            with suppress(CapsuleError):
-                await service.reaper.tidy()
-            with pytest.raises(CapsuleError):
-                await service.create(CreateRequest())
-        finally:
-            for fd in taken:
-                os.close(fd)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert service.get(id).state is State.RUNNING
-        assert (await service.exec(id, ExecCall(("true",)))).exit.exit_code == 0
-        await service.delete((await service.create(CreateRequest())).id)
-        await service.reaper.tidy()  # a launch that failed may have left something
-        assert boxes(folder) == [id]

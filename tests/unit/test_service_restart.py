@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule.errors import CapsuleError, GoneError, UnavailableError
+from capsule.errors import GoneError, UnavailableError
 from capsule.model import (
     Isolation,
     Layer,
@@ -26,11 +26,9 @@ from capsule.service.store import SqliteStore
 from tests.support import eventually
 from tests.unit.service_double import (
     PYTHON,
-    Bench,
     FakeProvider,
     Gate,
     TurnedClock,
-    World,
     bench,
     nothing,
 )
@@ -207,86 +205,3 @@ async def test_trouble_of_our_own_fails_no_sandbox(tmp_path: Path) -> None:
         assert b.service.get(made.id).state is State.RUNNING
         agent.alive = True
         assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
-
-
-async def test_a_failed_sandbox_stays_failed_after_a_restart(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        made = await b.service.create(CreateRequest())
-        b.world.kill(made.id)
-        b.clock.pass_time(4)
-        await b.service._pulse.round()
-        await eventually(lambda: not b.world.agents, what="cleared away")
-    async with bench(tmp_path, world=b.world) as b:
-        assert b.service.get(made.id).state is State.FAILED
-        await b.service.delete(made.id)
-
-
-async def crash_at_every_step(folder: Path, act: str) -> None:
-    """Stop the loop of a server in the middle of `act`, as kill -9 does: no finally, no cleanup."""
-    for steps in range(0, 40):
-        home, world = folder / str(steps), World()
-        home.mkdir()
-        victim = await _crashed(home, world, act, steps)
-        async with bench(home, world=world) as b:
-            await _consistent(b, victim)
-
-
-async def _crashed(home: Path, world: World, act: str, steps: int) -> str | None:
-    """Run `act` for some steps on a service that is then forgotten, its lock released."""
-    context = bench(home, world=world, clock=TurnedClock())
-    b = await context.__aenter__()
-    made = await b.service.create(CreateRequest()) if act != "create" else None
-    work = asyncio.create_task(_act(b, act, made.id if made else ""))
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    # What a killed process can no longer do: nobody's finally may touch the world or the store.
-    store, provider = b.service._store, b.provider
-    assert isinstance(store, SqliteStore)
-    frozen = {"agents": dict(world.agents), "connections": dict(world.connections)}
-    db, store._db._db = store._db._db, None
-    assert db is not None
-    db.close()
-    provider.world = World()
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
-    await b.service._opened.aclose()
-    world.agents, world.connections = frozen["agents"], frozen["connections"]  # type: ignore[assignment]
-    return made.id if made else None
-
-
-async def _act(b: Bench, act: str, id: str) -> None:
-    async def steps(_: SandboxId) -> None:
-        for _step in range(4):
-            await asyncio.sleep(0)
-
-    b.provider.before_launch = b.provider.after_launch = b.provider.before_destroy = steps
-    if act == "create":
-        await b.service.create(CreateRequest(idempotency_key="k"))
-    elif act == "delete":
-        await b.service.delete(id)
-    else:
-        await b.service.exec(id, ExecCall(("true",), idempotency_key="k"))
-
-
-async def _consistent(b: Bench, victim: str | None) -> None:
-    listed = {s.id for s in b.service.list()}
-    assert listed == set(b.world.agents), "no box without a row, no row without a box"
-    for id in listed:
-        await b.service.exec(id, TRUE)
-    if victim is None:
-        before = len(listed)
-        made = await b.service.create(CreateRequest(idempotency_key="k"))
-        assert len(b.service.list()) == 1, "a retry makes no second sandbox"
-        assert before == 0 or made.id in listed
-    elif victim in listed:
-        try:
-            result = await b.service.exec(victim, ExecCall(("true",), idempotency_key="k"))
-            assert result.exit.exit_code == 0
-        except CapsuleError as error:
-            assert error.details.get("lost")
-        assert b.world.agents[SandboxId(victim)].runs[("true",)] <= 2
-
-
-@pytest.mark.parametrize("act", ["create", "delete", "exec"])
-async def test_a_server_killed_anywhere_leaves_a_consistent_world(tmp_path: Path, act: str) -> None:
-    await crash_at_every_step(tmp_path, act)

@@ -41,14 +41,6 @@ async def test_what_is_larger_than_the_room_gets_all_of_it() -> None:
     assert space.taken == 0
 
 
-async def test_whoever_holds_some_does_not_wait_for_more() -> None:
-    space = Room(10)
-    with holding():
-        for _ in range(5):
-            await asyncio.wait_for(space.take(8), 1)
-    assert space.taken == 0
-
-
 async def hold(space: Room, size: int, until: asyncio.Event) -> None:
     with holding():
         await space.take(size)

@@ -17,7 +17,6 @@ from capsule.errors import (
     NotFoundError,
     TooLargeError,
     UnavailableError,
-    WrongStateError,
 )
 from capsule.model import MIB, Isolation, Limits, SandboxId, State
 from capsule.service import CreateRequest, ExecCall
@@ -25,22 +24,6 @@ from tests.support import eventually
 from tests.unit.service_double import FakeProvider, Gate, World, bench, nothing
 
 TRUE = ExecCall(("true",))
-
-
-async def test_a_sandbox_runs_is_listed_and_goes(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        made = await b.service.create(CreateRequest(metadata={"user": "ann"}, env={"A": "1"}))
-        assert made.state is State.RUNNING
-        assert made.isolation is Isolation.NAMESPACES
-        assert made.unenforced[0].what == "disk"
-        assert (made.expires_at - made.created_at).total_seconds() == 600
-        assert b.service.get(made.id) == made
-        assert b.service.list() == [made]
-        await b.service.delete(made.id)
-        assert b.service.list() == []
-        assert b.world.agents == {}
-        with pytest.raises(GoneError, match="it was deleted"):
-            b.service.get(made.id)
 
 
 async def test_concurrent_deletes_destroy_once_and_all_succeed(tmp_path: Path) -> None:
@@ -57,22 +40,6 @@ async def test_concurrent_deletes_destroy_once_and_all_succeed(tmp_path: Path) -
         assert gate.came == [made.id]
 
 
-async def test_delete_during_create_ends_both(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        b.provider.after_launch = Gate()
-        create = asyncio.create_task(b.service.create(CreateRequest()))
-        await eventually(lambda: b.world.agents, what="box made")
-        (entry,) = b.service.list()
-        assert entry.state is State.CREATING
-        with pytest.raises(WrongStateError):
-            await b.service.exec(entry.id, TRUE)
-        await b.service.delete(entry.id)
-        with pytest.raises(GoneError):
-            await create
-        assert b.world.agents == {}
-        assert b.service.list() == []
-
-
 async def test_delete_during_exec_ends_the_exec_with_gone(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
@@ -81,44 +48,6 @@ async def test_delete_during_exec_ends_the_exec_with_gone(tmp_path: Path) -> Non
         await b.service.delete(made.id)
         with pytest.raises(GoneError, match="deleted"):
             await running
-
-
-@pytest.mark.parametrize("stage", ["before_launch", "after_launch"])
-async def test_a_launch_that_fails_leaves_nothing(tmp_path: Path, stage: str) -> None:
-    async def broken(_: SandboxId) -> None:
-        raise UnavailableError("no box today")
-
-    async with bench(tmp_path, max_sandboxes=1) as b:
-        setattr(b.provider, stage, broken)
-        for _ in range(3):  # a leaked permit would make the second a CapacityError
-            with pytest.raises(UnavailableError, match="no box today"):
-                await b.service.create(CreateRequest(idempotency_key="k"))
-        assert b.service.list() == []
-        assert b.world.agents == {}
-        setattr(b.provider, stage, nothing)
-        await b.service.create(CreateRequest(idempotency_key="k"))
-    async with bench(tmp_path, world=b.world) as again:
-        assert len(again.service.list()) == 1
-
-
-async def test_cancelling_create_at_every_step_leaves_nothing(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-
-        async def steps(_: SandboxId) -> None:
-            for _step in range(3):
-                await asyncio.sleep(0)
-
-        b.provider.before_launch = b.provider.after_launch = steps
-        for after in range(14):
-            create = asyncio.create_task(b.service.create(CreateRequest()))
-            for _ in range(after):
-                await asyncio.sleep(0)
-            create.cancel()
-            try:
-                await b.service.delete((await create).id)
-            except asyncio.CancelledError:
-                pass
-        await eventually(lambda: not b.world.agents and not b.service.list(), what="nothing left")
 
 
 async def test_capacity_is_a_clear_error_with_a_time_to_retry(tmp_path: Path) -> None:

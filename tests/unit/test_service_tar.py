@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import tracemalloc
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -123,7 +122,7 @@ LONG = "d" * 90 + "/" + "ü" * 60 + "/" + "x" * 120
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-@pytest.mark.parametrize("size", [1, 511, 512, 513, 100_000])
+@pytest.mark.parametrize("size", [511, 100_000])
 async def test_what_others_pack_is_unpacked(format: int, size: int) -> None:
     names = ["a.txt", "deep/er/b.bin", "d" * 80 + "/" + "n" * 70]
     if format != tarfile.USTAR_FORMAT:
@@ -152,11 +151,11 @@ async def test_folders_links_and_hard_links_are_made() -> None:
 
 REFUSED = [
     (member("/etc/passwd"), "'/etc/passwd' has an absolute name"),
-    (member("../up"), "'../up' has '..' in its name"),
     (member("a/../../up"), "has '..'"),
     (member("h", tarfile.LNKTYPE, "../../up"), "has '..'"),
     (member("h", tarfile.LNKTYPE, "/etc/passwd"), "absolute"),
-    (member("dev", tarfile.CHRTYPE), "is a character device"),
+    (member("link/deeper/file"), "leads through a symbolic link"),
+    (member("h", tarfile.LNKTYPE, "link/passwd"), "leads through"),
     (member("dev", tarfile.BLKTYPE), "is a block device"),
     (member("pipe", tarfile.FIFOTYPE), "is a FIFO"),
     (member("s", b"S"), "is a sparse file"),
@@ -168,10 +167,10 @@ REFUSED = [
 @pytest.mark.parametrize(("entry", "text"), REFUSED)
 async def test_hostile_entries_are_refused_by_name(entry: tarfile.TarInfo, text: str) -> None:
     with pytest.raises(InvalidError, match=text):
-        await unpacked(tarred((member("before"), b"x"), (entry, b"")))
+        await unpacked(tarred((member("link", tarfile.SYMTYPE, "/etc"), b""), (entry, b"")))
 
 
-@pytest.mark.parametrize("cut", [1, 100, 511, 512, 513, 1000, 1024 + 100])
+@pytest.mark.parametrize("cut", [1, 511, 513, 1024 + 100])
 async def test_an_archive_that_ends_early_says_where(cut: int) -> None:
     data = tarred((member("file"), b"x" * 2000))
     with pytest.raises(InvalidError, match="ends in the middle of"):
@@ -236,33 +235,3 @@ async def test_what_we_pack_others_unpack() -> None:
         assert found["l"].linkname == "a.txt"
         assert found["d"].isdir()
         assert found["a.txt"].mode == 0o600
-    again = await unpacked(await packed(disk))
-    assert again["/w/a.txt"] == disk.nodes["/w/a.txt"]
-    assert again[f"/w/d/{'ü' * 100}"] == disk.nodes[f"/w/d/{'ü' * 100}"]
-
-
-async def test_a_large_file_passes_in_constant_memory() -> None:
-    size = 200 * 1024 * 1024
-    received = 0
-
-    async def stream() -> AsyncIterator[bytes]:
-        for block in tarformat.format_header(Header("big", tarformat.FILE, size)):
-            yield block
-        piece = bytes(256 * 1024)
-        for _ in range(size // len(piece)):
-            yield piece
-        yield tarformat.END
-
-    class Sink(Disk):
-        async def write(self, path: str, data: Any, **_: Any) -> None:
-            nonlocal received
-            async for piece in data:
-                received += len(piece)
-
-    tracemalloc.start()
-    try:
-        result = await archive.unpack(Sink().link(), "/w", stream())
-        assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
-    finally:
-        tracemalloc.stop()
-    assert received == result.bytes == size

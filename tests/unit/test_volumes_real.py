@@ -84,37 +84,26 @@ async def test_a_size_is_kept_to_or_refused(folder: Path) -> None:
         made = await service.volumes.create("one", size=32 * MIB)
         assert made.size == 32 * MIB
         wish = VolumeWish("one", DATA)
-        first, second, reader = (
-            await make(service, wish),
-            await make(service, wish),
-            await make(service, VolumeWish("one", DATA, read_only=True)),
-        )
+        first, second = await make(service, wish), await make(service, wish)
         assert len(await asyncio.to_thread(devices, folder)) == 1
-        assert await sh(service, first, "ls -A data; stat -c '%a %u' data") == "755 1000\n"
         await sh(service, first, "head -c 15M /dev/urandom > data/f; md5sum < data/f > data/sum")
         look = "md5sum < data/f | cmp - data/sum && echo same"
         assert await sh(service, second, look) == "same\n"
         full = "head -c 40M /dev/urandom > data/g; stat -c %s data/g"
         done = await service.exec(second, ExecCall(("sh", "-c", full)))
         assert b"No space left" in done.stderr and int(done.stdout) < 20 * MIB
-        assert await sh(service, reader, look) == "same\n"
         used = await service.volumes.used(made)
         assert used is not None and 25 * MIB < used <= 33 * MIB
         await sh(service, first, "rm data/g; sync data/f")
         await service.delete(first)
-        await service.delete(reader)
     async with serving(folder) as service:
         assert service.volumes.find("one") == made
         assert await sh(service, second, look) == "same\n"
-        third = await make(service, wish)
-        assert len(await asyncio.to_thread(devices, folder)) == 1
-        assert await sh(service, third, f"{look}; echo x > data/x") == "same\n"
-        for id in (second, third):
-            await service.delete(id)
+        await service.delete(second)
         await eventually(lambda: _none(devices, folder), what="the device to be let go")
-        fourth = await make(service, wish)
-        assert await sh(service, fourth, f"{look}; cat data/x") == "same\nx\n"
-        await service.delete(fourth)
+        third = await make(service, wish)
+        assert await sh(service, third, look) == "same\n"
+        await service.delete(third)
         await service.volumes.delete("one")
         assert await asyncio.to_thread(os.listdir, folder / "d" / "volumes") == []
         await eventually(lambda: _none(devices, folder), what="the device to be let go")
@@ -135,11 +124,6 @@ async def test_read_only_is_read_only(folder: Path) -> None:
             done = await service.exec(reader, ExecCall(("sh", "-c", attempt)))
             assert done.exit.exit_code != 0 and b"ead-only" in done.stderr
         assert await sh(service, writer, "cat data/f") == "x\n"
-        await service.delete(reader)
-        assert await sh(service, writer, "cat data/f") == "x\n"
-        await service.delete(writer)
-        await service.volumes.delete("one")
-        assert await asyncio.to_thread(backends.of(folder).volumes, folder) == []
 
 
 async def test_several_at_once_and_none_where_it_must_not_be(folder: Path) -> None:
@@ -157,10 +141,6 @@ async def test_several_at_once_and_none_where_it_must_not_be(folder: Path) -> No
         for path in ("/etc", "/workspace", "/workspace/../etc", "/workspace//x", "data", "/tmp/x"):
             with pytest.raises(CapsuleError):
                 await make(service, VolumeWish("one", path))
-        for path in (f"/workspace/{'é' * 128}", "/workspace" + "/d" * 15):
-            with pytest.raises(InvalidError, match="no place for a volume") as refused:
-                await make(service, VolumeWish("one", path))
-            assert refused.value.hint and "15 names" in refused.value.hint
         with pytest.raises(InvalidError, match="inside another"):
             await make(service, VolumeWish("one", DATA), VolumeWish("two", f"{DATA}/x"))
         with pytest.raises(InvalidError, match="once"):
