@@ -31,7 +31,7 @@ PYTHON = Template(
 
 
 class TurnedClock:
-    """Stands still until somebody turns it; the wall clock can also be set."""
+    """Stands still until a test turns it. The wall clock can also be set."""
 
     def __init__(self) -> None:
         self.wall = 1_800_000_000.0
@@ -65,7 +65,6 @@ class FakeExec:
     argv: list[str]
     request: dict[str, Any]
     output: bytes = b""
-    carry: bytes = b""
     exit: dict[str, Any] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -164,8 +163,6 @@ class FakeAgent:
         await run.ended.wait()
         if run.output:
             await say(FrameType.DATA, run.output, stream=Channel.STDOUT)
-        if run.carry:
-            await say(FrameType.DATA, run.carry, stream=Channel.CARRY)
         await say(FrameType.EXIT, run.exit)
 
 
@@ -230,13 +227,13 @@ class World:
         self.launched = 0
 
     def add(self, id: str) -> FakeAgent:
-        """A box that nobody recorded."""
+        """A box without a record."""
         agent = self.agents[SandboxId(id)] = FakeAgent(SandboxId(id))
         self.connections[SandboxId(id)] = set()
         return agent
 
     def kill(self, id: str) -> None:
-        """The box dies behind everybody's back; its remains are still there."""
+        """The box dies, and the service does not know. Its remains are still there."""
         self.agents[SandboxId(id)].alive = False
         for connection in list(self.connections[SandboxId(id)]):
             connection.break_off()
@@ -258,7 +255,7 @@ class FakeBox(Box):
     async def connect(self) -> ByteStream:
         agent = self._provider.world.agents.get(self._id)
         if agent is None or not agent.alive:
-            raise UnavailableError("nobody listens")
+            raise UnavailableError("no agent listens")
         return FakeConnection(agent, self._provider.world.connections[self._id])
 
     async def destroy(self) -> None:

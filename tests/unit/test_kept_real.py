@@ -69,7 +69,7 @@ async def test_volumes_and_snapshots_outlive_the_database(folder: Path) -> None:
             assert await asyncio.to_thread(files, folder, kind) == []
 
 
-async def test_a_volume_that_nobody_knows_is_kept_until_somebody_says_whose_it_is(
+async def test_a_volume_without_its_records_is_kept(
     folder: Path,
 ) -> None:
     async with serving(folder) as service:

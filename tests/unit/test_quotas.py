@@ -1,4 +1,4 @@
-"""Quotas of tenants, over a provider that does as it is told. For real ones see tests/api."""
+"""Quotas of tenants, over boxes that live in memory. For real ones see tests/api."""
 
 from __future__ import annotations
 

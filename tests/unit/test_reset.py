@@ -1,4 +1,4 @@
-"""Reset: another box under the same id, and nobody reaches the old one any more."""
+"""Reset: another box under the same id, and the old one is out of reach."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_without_a_new_box_the_old_one_stays(tmp_path: Path) -> None:
         assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
 
 
-async def test_an_old_box_that_does_not_go_is_told_and_removed_later(tmp_path: Path) -> None:
+async def test_an_old_box_that_cannot_be_removed_is_removed_later(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
         nothing = b.provider.before_destroy
@@ -105,7 +105,7 @@ async def test_an_old_box_that_does_not_go_is_told_and_removed_later(tmp_path: P
         assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
 
 
-async def test_nobody_waits_for_the_removal_of_what_is_halted(tmp_path: Path) -> None:
+async def test_a_reset_does_not_wait_for_the_removal_of_a_halted_box(tmp_path: Path) -> None:
     async with halting(tmp_path) as (b, made, gate):
         assert (await b.service.reset(made.id)).state is State.RUNNING
         await gate.reached()

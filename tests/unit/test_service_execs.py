@@ -46,21 +46,15 @@ async def test_environment_is_made_of_template_sandbox_and_call(tmp_path: Path) 
 BAD: list[tuple[dict[str, Any], type[CapsuleError], str]] = [
     ({"cmd": ()}, InvalidError, "cmd"),
     ({"cmd": "ls"}, InvalidError, "not a list"),
-    ({"cmd": ("",)}, InvalidError, "cmd: is empty"),
     ({"cmd": ("a\0b",)}, InvalidError, "NUL"),
-    ({"cmd": ("a", 1)}, InvalidError, "cmd: 1 is not a string"),
     ({"cmd": ("a", "\ud800")}, InvalidError, "lone surrogate"),
     ({"cmd": ("a", "x" * 131_072)}, TooLargeError, "limit 131071"),
-    ({"cmd": ("a", *["x" * 1000] * 600)}, TooLargeError, "cmd: more than"),
     ({"cmd": ("a",) * 5000}, TooLargeError, "5000 arguments, limit 4096"),
     ({"timeout": 0}, InvalidError, "timeout: 0 is out of range, allowed: 0.001 to 3600 seconds"),
-    ({"timeout": 1e9}, InvalidError, "timeout"),
     ({"timeout": float("nan")}, InvalidError, "timeout: nan"),
     ({"output_limit": 0}, InvalidError, "output_limit: 0"),
-    ({"output_limit": 1 << 40}, InvalidError, "output_limit"),
     ({"on_limit": "explode"}, InvalidError, "on_limit: 'explode' is not one of truncate, kill"),
     ({"cwd": "../etc"}, InvalidError, "'..' component"),
-    ({"cwd": "a\0"}, InvalidError, "cwd"),
     ({"env": {"A=": ""}}, InvalidError, "'='"),
     ({"session": "a/b"}, InvalidError, "session: 'a/b' is no name"),
     ({"idempotency_key": "x" * 257}, TooLargeError, "idempotency_key"),
@@ -162,32 +156,3 @@ async def test_what_the_agent_forgot_is_lost_and_never_run_again(tmp_path: Path,
         with pytest.raises(GoneError, match="its result is lost"):
             await b.service.start(id, call)
         assert agent(b, id).runs == {("echo", "x"): 1}
-
-
-def reporting(message: bytes) -> Any:
-    def begin(run: FakeExec) -> None:
-        run.carry = message
-        run.end()
-
-    return begin
-
-
-async def test_a_session_carries_what_a_program_reports(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        id = await one(b, env={"KEEP": "1", "DROP": "1"})
-        env = b"HOME=/workspace\0LANG=C.UTF-8\0KEEP=1\0NEW=2\0ONCE=x\0"
-        env += b"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\0"
-        agent(b, id).programs["sh"] = reporting(b"capsule1\0/tmp/x\0" + env + b"\0")
-        await b.service.exec(id, ExecCall(("sh", "-c", ""), session="s", env={"ONCE": "x"}))
-        assert agent(b, id).requests[-1]["carry"] is True
-        await b.service.exec(id, ExecCall(("true",), session="s"))
-    async with bench(tmp_path, world=b.world) as b:
-        await b.service.exec(id, ExecCall(("true",), session="s"))
-        after, before = (agent(b, id).requests[i] for i in (-1, -2))
-        for request in (before, after) if before["op"] == "exec" else (after,):
-            assert request["cwd"] == "/tmp/x"
-            assert request["env"]["NEW"] == "2"
-            assert "DROP" not in request["env"]
-            assert "ONCE" not in request["env"], "given for one call only"
-        await b.service.exec(id, ExecCall(("true",), session="other"))
-        assert "NEW" not in agent(b, id).requests[-1]["env"]

@@ -11,7 +11,7 @@ from capsule.errors import ConflictError, ForbiddenError, UnavailableError
 from capsule.service.lock import DirectoryLock, make_private
 
 
-def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_the_second_learns_who_the_first_is(tmp_path: Path) -> None:
     first = DirectoryLock.acquire(tmp_path / "d")
     with pytest.raises(ConflictError, match=f"process {os.getpid()}"):
         DirectoryLock.acquire(tmp_path / "d")
@@ -21,7 +21,7 @@ def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
     DirectoryLock.acquire(tmp_path / "d").close()
 
 
-def test_nobody_else_may_write_to_it(tmp_path: Path) -> None:
+def test_no_other_user_may_write_to_it(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

@@ -1,4 +1,4 @@
-"""What a pause does to a sandbox's end, and to whoever uses it: over boxes that live in memory."""
+"""What a pause does to a sandbox's timeouts and users, over boxes that live in memory."""
 
 from __future__ import annotations
 

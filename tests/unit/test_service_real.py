@@ -112,11 +112,11 @@ async def test_what_a_left_program_reports_reaches_its_session(folder: Path) -> 
         async with await service.start(id, call):
             pass  # gone before the program was
 
-        async def told() -> bool:
+        async def known() -> bool:
             show = ExecCall(("printenv", "LEFT"), session="s")  # reports nothing itself
             return (await service.exec(id, show)).stdout == b"behind\n"
 
-        await eventually(told, what="the session knows what the program left")
+        await eventually(known, what="the session knows what the program left")
 
 
 @pytest.mark.needs("node")
@@ -157,9 +157,12 @@ async def test_sandboxes_outlive_the_service_with_their_execs(folder: Path) -> N
         call = ExecCall(("sh", "-c", script), idempotency_key="k")
         live = await service.start(id, call)
         await live.aclose()
+        await service.exec(id, ExecCall(("bash", "-c", "cd /tmp; export A=1"), session="s"))
     async with serving(folder) as service:
         assert service.get(id).state is State.RUNNING
         await service.files(id).write("go", b"")
         result = await service.exec(id, call)
         assert result.id == live.exec_id
+        session = await service.exec(id, ExecCall(("sh", "-c", "echo $PWD $A"), session="s"))
+        assert session.stdout == b"/tmp 1\n"
         assert result.stdout == b"begun\ndone\n"

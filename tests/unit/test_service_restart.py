@@ -120,7 +120,7 @@ async def test_half_made_and_half_removed_ones_are_gone(tmp_path: Path, state: S
     async with bench(tmp_path, world=b.world) as b:
         assert b.world.agents == {}
         assert b.service.list() == []
-        if state is State.CREATING:  # nobody was told of it, so the retry makes the one
+        if state is State.CREATING:  # no client knows of it: the retry makes it
             assert (await b.service.create(request)).id != made.id
         else:
             with pytest.raises(GoneError):

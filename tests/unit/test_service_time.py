@@ -109,7 +109,7 @@ async def test_a_renewal_after_the_end_began_is_refused(tmp_path: Path) -> None:
         gate.open()
 
 
-async def test_idle_timeout_ends_what_nobody_uses(tmp_path: Path) -> None:
+async def test_idle_timeout_ends_what_is_not_used(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest(idle_timeout=10))
         other = await b.service.create(CreateRequest())

@@ -101,7 +101,7 @@ async def test_odd_files_are_kept_or_left_out(folder: Path) -> None:
         assert await sh(service, second, "chmod 600 shut/f; cat shut/f") == "secret\n"
         await service.delete(second)
         await service.snapshots.delete("odd")
-        assert layers(folder) == []  # what nobody may enter is removed as well
+        assert layers(folder) == []  # folders without rights are removed as well
 
 
 async def exported(service: Service, name: str) -> bytes:
@@ -196,7 +196,7 @@ async def test_snapshots_and_their_users_outlive_the_server(folder: Path) -> Non
         await service.snapshots.delete("two")
         await service.snapshots.make(user, "three", {})
     kept = folder / "d" / backends.of(folder).layers
-    (kept / "nobodys").mkdir()
+    (kept / "orphan").mkdir()
     (kept / ".draft").mkdir()
     async with serving(folder) as service:
         assert {s.name for s in service.snapshots.list()} == {"one", "three"}

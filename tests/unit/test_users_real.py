@@ -82,7 +82,7 @@ async def test_a_context_can_be_roots(base: Sandbox) -> None:
         await base.service.contexts.create(base.id, ContextCall("python", user="daemon"))
 
 
-async def test_the_user_can_be_named_and_nobody_else(base: Sandbox) -> None:
+async def test_programs_become_no_user_but_these_two(base: Sandbox) -> None:
     assert (await base.sh("whoami", user="user")).strip() == "user"
     with pytest.raises(InvalidError, match=r"'daemon' is unknown.*user and root"):
         await base.sh("true", user="daemon")

@@ -74,7 +74,7 @@ def devices(folder: Path) -> list[str]:
 
 async def test_a_size_is_kept_to_or_refused(folder: Path) -> None:
     async with serving(folder, drain="keep") as service:
-        if not backends.of(folder).sized:  # nobody could keep it
+        if not backends.of(folder).sized:
             with pytest.raises(NotSupportedError, match="hold volumes to a size"):
                 await service.volumes.create("one", size=20 * MIB)
             assert service.volumes.list() == []
@@ -177,7 +177,7 @@ async def test_snapshots_and_steps_leave_volumes_out_and_forks_have_them(folder:
         assert await sh(service, id, "ls; stat -c %s data/big") == "data\n1000000\n"
 
 
-async def test_after_a_reset_nobody_from_before_writes_to_a_volume(folder: Path) -> None:
+async def test_after_a_reset_no_program_from_before_writes_to_a_volume(folder: Path) -> None:
     """Its old box may be there for a while after the answer; none of its programs is."""
     async with serving(folder) as service:
         await service.volumes.create("one")
@@ -217,6 +217,6 @@ async def test_no_tenant_has_all_that_looks_into_volumes(
         idle = await service.volumes.create("idle", tenant="red")
         async with service.volume_files.open(idle):
             pass
-        await read("one", "green")  # instead of the one that nobody uses
+        await read("one", "green")  # instead of the idle one
         with pytest.raises(CapacityError, match=r"3 volumes are being read .* limit 3"):
             await read("one", "yellow")
