@@ -108,6 +108,7 @@ class FakeAgent:
     def __init__(self, id: SandboxId) -> None:
         self.id = id
         self.alive = True
+        self.paused = False
         self.mute = False  # accepts, and says nothing
         self.execs: dict[str, FakeExec] = {}
         self.runs: Counter[tuple[str, ...]] = Counter()
@@ -300,6 +301,16 @@ class HaltableBox(FakeBox):
         self._provider.world.agents[self._id].alive = False
 
 
+class PausableBox(FakeBox):
+    async def pause(self) -> None:
+        await self._provider.before_pause(self._id)
+        self._provider.world.agents[self._id].paused = True
+
+    async def resume(self) -> None:
+        await (await self.connect()).aclose()  # fails if no agent listens
+        self._provider.world.agents[self._id].paused = False
+
+
 class FakeProvider(Provider):
     """`before_…` are where a test makes it slow, or fail."""
 
@@ -312,6 +323,8 @@ class FakeProvider(Provider):
         self.after_launch: Callable[[SandboxId], Awaitable[None]] = nothing
         self.before_destroy: Callable[[SandboxId], Awaitable[None]] = nothing
         self.before_halt: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.before_pause: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.features: frozenset[str] = frozenset()
         self.before_adopt: Callable[[SandboxId], Awaitable[None]] = nothing
         self.box: type[FakeBox] = FakeBox
         self.is_open = False
@@ -323,7 +336,7 @@ class FakeProvider(Provider):
         self.is_open = False
 
     async def probe(self) -> Capabilities:
-        return Capabilities("fake", usable=True, isolation=self.isolation)
+        return Capabilities("fake", usable=True, isolation=self.isolation, features=self.features)
 
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
         await self.before_launch(sandbox_id)
@@ -339,7 +352,7 @@ class FakeProvider(Provider):
     async def adopt(self, handle: Handle) -> Box | None:
         await self.before_adopt(handle.sandbox_id)
         agent = self.world.agents.get(handle.sandbox_id)
-        return FakeBox(self, handle.sandbox_id) if agent is not None and agent.alive else None
+        return self.box(self, handle.sandbox_id) if agent is not None and agent.alive else None
 
     async def owned(self) -> AsyncIterator[Handle]:
         for id in list(self.world.agents):

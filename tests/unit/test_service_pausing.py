@@ -4,73 +4,42 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from capsule.errors import ConflictError, GoneError, NotSupportedError
-from capsule.model import Handle, SandboxId, SandboxSpec, State
-from capsule.providers.contract import Box, Capabilities
+from capsule.model import SandboxId, State
 from capsule.service import CreateRequest, ExecCall
 from tests.support import eventually
-from tests.unit.service_double import Bench, FakeBox, FakeProvider, TurnedClock, World, bench
+from tests.unit.service_double import Bench, FakeProvider, PausableBox, TurnedClock, World, bench
 
 TRUE = ExecCall(("true",))
 
 
-class PausableBox(FakeBox):
-    def __init__(self, provider: PausingProvider, id: SandboxId) -> None:
-        super().__init__(provider, id)
-        self._paused = provider.paused
-        self._refuse = provider.refuse
-
-    async def pause(self) -> None:
-        if self._id in self._refuse:
-            raise ConflictError("not every process could be stopped")
-        self._paused.add(self._id)
-
-    async def resume(self) -> None:
-        await (await self.connect()).aclose()  # raises when nobody listens
-        self._paused.discard(self._id)
-
-
-class PausingProvider(FakeProvider):
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.paused: set[SandboxId] = set()
-        self.refuse: set[SandboxId] = set()
-
-    async def probe(self) -> Capabilities:
-        return replace(await super().probe(), features=frozenset({"pause"}))
-
-    async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
-        await super().launch(sandbox_id, spec)
-        return PausableBox(self, sandbox_id)
-
-    async def adopt(self, handle: Handle) -> Box | None:
-        found = await super().adopt(handle)
-        return None if found is None else PausableBox(self, handle.sandbox_id)
-
-
 @asynccontextmanager
-async def pausing(folder: Path, **options: Any) -> AsyncIterator[tuple[Bench, PausingProvider]]:
+async def pausing(folder: Path, **options: Any) -> AsyncIterator[Bench]:
     world = options.pop("world", None) or World()
-    provider = PausingProvider(world)
+    provider = FakeProvider(world)
+    provider.box, provider.features = PausableBox, frozenset({"pause"})
     async with bench(folder, world=world, provider=provider, **options) as desk:
-        yield desk, provider
+        yield desk
+
+
+async def refuse(id: SandboxId) -> None:
+    raise ConflictError("not every process could be stopped")
 
 
 async def test_at_its_timeout_it_is_paused_and_kept_for_paused_ttl(tmp_path: Path) -> None:
-    async with pausing(tmp_path, paused_ttl=1000.0) as (desk, provider):
+    async with pausing(tmp_path, paused_ttl=1000.0) as desk:
         made = await desk.service.create(CreateRequest(ttl=10.0, on_timeout="pause"))
         desk.clock.pass_time(11)
         await desk.service.reaper.expire()
-        await eventually(lambda: provider.paused == {made.id}, what="it to be paused")
         await eventually(
-            lambda: desk.service.get(made.id).state is State.PAUSED, what="the state to say so"
+            lambda: desk.service.get(made.id).state is State.PAUSED, what="it to be paused"
         )
+        assert desk.world.agents[made.id].paused
         left = desk.service.get(made.id).expires_at.timestamp() - desk.clock.now()
         assert 990 < left <= 1000
         desk.clock.pass_time(1001)
@@ -81,7 +50,7 @@ async def test_at_its_timeout_it_is_paused_and_kept_for_paused_ttl(tmp_path: Pat
 
 
 async def test_by_default_a_pause_does_not_stop_the_ttl(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
+    async with pausing(tmp_path) as desk:
         made = await desk.service.create(CreateRequest(ttl=10.0))
         await desk.service.pause(made.id)
         desk.clock.pass_time(11)
@@ -92,19 +61,19 @@ async def test_by_default_a_pause_does_not_stop_the_ttl(tmp_path: Path) -> None:
 async def test_a_pause_that_holds_stops_the_ttl(tmp_path: Path) -> None:
     world, clock = World(), TurnedClock()
     options: dict[str, Any] = {"world": world, "clock": clock, "paused_ttl": 1000.0}
-    async with pausing(tmp_path, drain="keep", **options) as (desk, _):
+    async with pausing(tmp_path, drain="keep", **options) as desk:
         made = await desk.service.create(CreateRequest(ttl=10.0))
         paused = await desk.service.pause(made.id, hold=True)
         assert paused.pause_kept == "memory"
     clock.pass_time(500)
-    async with pausing(tmp_path, **options) as (desk, _):
+    async with pausing(tmp_path, **options) as desk:
         after = await desk.service.resume(made.id)
         assert after.state is State.RUNNING and after.pause_kept == ""
         assert after.expires_at.timestamp() - clock.now() == pytest.approx(10.0)
 
 
 async def test_one_that_died_while_paused_is_failed_by_the_resume(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
+    async with pausing(tmp_path) as desk:
         made = await desk.service.create(CreateRequest())
         await desk.service.pause(made.id)
         desk.world.kill(made.id)
@@ -114,9 +83,9 @@ async def test_one_that_died_while_paused_is_failed_by_the_resume(tmp_path: Path
 
 
 async def test_a_pause_that_fails_leaves_it_running(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, provider):
+    async with pausing(tmp_path) as desk:
         made = await desk.service.create(CreateRequest(ttl=10.0, on_timeout="pause"))
-        provider.refuse.add(made.id)
+        desk.provider.before_pause = refuse
         with pytest.raises(ConflictError):
             await desk.service.pause(made.id)
         found = desk.service.get(made.id)
@@ -127,14 +96,15 @@ async def test_a_pause_that_fails_leaves_it_running(tmp_path: Path) -> None:
 async def test_a_restart_keeps_it_paused_and_its_end(tmp_path: Path) -> None:
     world, clock = World(), TurnedClock()
     options: dict[str, Any] = {"world": world, "clock": clock, "paused_ttl": 1000.0}
-    async with pausing(tmp_path, drain="keep", **options) as (desk, _):
+    async with pausing(tmp_path, drain="keep", **options) as desk:
         request = CreateRequest(ttl=10.0, on_timeout="pause", auto_resume=True)
         made = await desk.service.create(request)
         paused = await desk.service.pause(made.id)
-    async with pausing(tmp_path, **options) as (desk, provider):
+    world.agents[made.id].paused = False
+    async with pausing(tmp_path, **options) as desk:
         found = desk.service.get(made.id)
         assert found.state is State.PAUSED and found.expires_at == paused.expires_at
-        assert provider.paused == {made.id}  # by this server, once more
+        assert world.agents[made.id].paused, "by this server, once more"
         await desk.service.exec(made.id, TRUE)
         assert desk.service.get(made.id).state is State.RUNNING
 

@@ -23,8 +23,6 @@ __all__ = ["folder"]
 SEEDS = [int(seed) for seed in os.environ.get("CAPSULE_TREE_SEEDS", "1").split()]
 NAMES = ("a", "b", "c")
 PAUSE = "sleep 0.02\n"  # a change within one tick of the clock counts for the next step, too
-    "sleep 0.02\n"  # what is written within a tick of the clock before a step counts for the next
-)
 # What no program of a shell does: renames that exchange, or leave a whiteout (Python has no
 # renameat2), files that had no name, attributes.
 HELPER = r"""
