@@ -90,23 +90,6 @@ async def test_a_volume_without_its_records_is_kept(
         assert await with_volume(service, "cat data/f") == "kept\n"
 
 
-async def test_what_was_half_made_or_half_removed_goes(folder: Path) -> None:
-    """As a server leaves it that is killed in the middle."""
-    async with serving(folder) as service:
-        half = await service.volumes.create("half")
-        await service.volumes.create("whole")
-    kept = folder / "d" / "kept" / "volume"
-
-    def undo() -> None:
-        (kept / "half.json").rename(kept / f".{half.id}.json")
-
-    await asyncio.to_thread(undo)
-    async with serving(folder) as service:
-        assert [volume.name for volume in service.volumes.list()] == ["whole"]
-        assert await asyncio.to_thread(files, folder, "volume") == ["whole.json"]
-        await service.volumes.create("half")
-
-
 async def test_while_a_file_cannot_be_read_no_layer_is_dropped(folder: Path) -> None:
     async with serving(folder) as service:
         id = await make(service, "echo x > f")

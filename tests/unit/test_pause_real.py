@@ -115,22 +115,6 @@ async def test_a_paused_one_is_deleted_completely(folder: Path, killed: bool) ->
             await service.resume(id)
 
 
-async def test_what_was_stopped_before_stays_so(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = (await service.create(CreateRequest("bash"))).id
-        call = sh("sh -c 'echo $$ > pid; kill -STOP $$; echo went > on' & wait", timeout=600)
-        async with await service.start(id, call):
-            state = sh("cut -d' ' -f3 /proc/$(cat pid)/stat")
-
-            async def stopped() -> bool:
-                return (await service.exec(id, state)).stdout == b"T\n"
-
-            await eventually(stopped, what="it to stop itself")
-            await service.pause(id)
-            await service.resume(id)
-            assert await stopped()
-
-
 async def test_a_pause_of_files_whose_caller_leaves_loses_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The pool and reset over real boxes."""
+"""The pool over real boxes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from capsule.catalog import Catalog
 from capsule.config import Config
-from capsule.errors import GoneError
 from capsule.model import Started
 from capsule.providers.contract import Provider
 from capsule.providers.registry import make_provider
@@ -22,8 +21,6 @@ from tests.unit.test_service_real import boxes, folder, serving
 
 pytestmark = pytest.mark.real
 __all__ = ["folder"]
-
-BASH = CreateRequest(template="bash")
 
 
 async def filled(service: Service, count: int) -> None:
@@ -51,31 +48,6 @@ async def test_a_warm_sandbox_is_as_any_other(folder: Path) -> None:
         assert len(boxes(folder)) == 4
         await service.delete(warm.id)
         await service.delete(cold.id)
-        assert len(boxes(folder)) == 2
-    assert boxes(folder) == []
-
-
-async def test_reset_leaves_nothing_of_before(folder: Path) -> None:
-    async with serving(folder, pool_max=1, pool_templates=("bash",)) as service:
-        made = await service.create(BASH)
-        before = await say(service, made.id, "readlink /proc/self/ns/mnt /proc/self/ns/pid")
-        await say(service, made.id, "echo x > /workspace/a; echo y > /tmp/b; echo z > /dev/shm/c")
-        live = await service.start(made.id, ExecCall(("sleep", "1000")))
-        await service.exec(made.id, ExecCall(("bash", "-c", "cd /tmp; export X=1"), session="main"))
-        again = await service.reset(made.id)
-        assert again.id == made.id
-        with pytest.raises(GoneError, match="was reset during the call"):
-            await live.__anext__()
-        await live.aclose()
-        assert await say(service, made.id, "find /workspace /tmp /dev/shm -mindepth 1") == ""
-        assert "sleep" not in await say(service, made.id, "cat /proc/[0-9]*/comm")
-        after = await say(service, made.id, "readlink /proc/self/ns/mnt /proc/self/ns/pid")
-        assert not set(before.split()) & set(after.split())
-        session = ExecCall(("bash", "-c", "pwd; echo [$X]"), session="main")
-        assert (await service.exec(made.id, session)).stdout == b"/workspace\n[]\n"
-        await filled(service, 1)
-        assert (await service.reset(made.id)).started is Started.WARM
-        await filled(service, 1)
         assert len(boxes(folder)) == 2
     assert boxes(folder) == []
 

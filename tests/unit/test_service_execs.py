@@ -18,9 +18,8 @@ from capsule.errors import (
 )
 from capsule.link.exec_stream import Output
 from capsule.service import CreateRequest, ExecCall
-from capsule.service.once import AGENT_REMEMBERS
 from tests.support import eventually
-from tests.unit.service_double import Bench, FakeExec, bench
+from tests.unit.service_double import Bench, bench
 
 
 async def one(b: Bench, **fields: Any) -> str:
@@ -136,20 +135,12 @@ async def test_after_a_restart_a_retry_finds_its_exec(tmp_path: Path) -> None:
         assert agent(b, id).runs == {("echo", "x"): 1}
 
 
-@pytest.mark.parametrize("how", ["dropped", "forgotten"])
-async def test_what_the_agent_forgot_is_lost_and_never_run_again(tmp_path: Path, how: str) -> None:
+async def test_a_result_that_the_agent_dropped_is_lost_and_never_run_again(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         id = await one(b)
         call = ExecCall(("echo", "x"), idempotency_key="k")
         first = await b.service.exec(id, call)
-        if how == "dropped":
-            agent(b, id).forgotten.add(first.id)
-        else:
-            del agent(b, id).execs[first.id]
-            for n in range(AGENT_REMEMBERS):
-                run = FakeExec(f"e{n}", ["true"], {})
-                run.end()
-                agent(b, id).execs[run.id] = run
+        agent(b, id).forgotten.add(first.id)
         with pytest.raises(GoneError, match="its result is lost") as caught:
             await b.service.exec(id, call)
         assert caught.value.details["lost"] is True

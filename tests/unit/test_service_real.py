@@ -131,6 +131,28 @@ async def test_node_code_runs_and_carries(folder: Path) -> None:
         assert second.stdout == "ü /tmp\n".encode()
 
 
+async def test_folders_travel_as_tar(folder: Path) -> None:
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest())).id
+        files, odd = service.files(id), "ü" * 100
+        tree = f"mkdir -p a/{odd}; echo 1 > a/{odd}/one; ln -s {odd}/one a/link; mkfifo a/pipe"
+        tree += f"; chmod 755 a/{odd}/one; head -c 3000000 /dev/urandom > big"
+        await service.exec(id, ExecCall(("bash", "-c", tree)))
+        data = b"".join([piece async for piece in files.tar_out("/workspace")])
+        with tarfile.open(fileobj=io.BytesIO(data)) as made:
+            names = ["a", "a/link", f"a/{odd}", f"a/{odd}/one", "big"]
+            assert sorted(made.getnames()) == names
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(data), 65_536):
+                yield data[start : start + 65_536]
+
+        assert (await files.tar_in("/workspace/copy", chunks())).files == 2
+        check = f"cmp big copy/big && cmp a/{odd}/one copy/a/link && test -x copy/a/{odd}/one"
+        result = await service.exec(id, ExecCall(("bash", "-c", check)))
+        assert result.exit.exit_code == 0, result.stderr
+
+
 async def test_a_file_of_an_archive_takes_the_place_of_its_link(folder: Path) -> None:
     async with serving(folder) as service:
         files = service.files((await service.create(CreateRequest())).id)

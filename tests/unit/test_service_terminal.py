@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from capsule.errors import CapacityError
-from capsule.link.exec_stream import ExecStream
 from capsule.model import SandboxId
 from capsule.service import CreateRequest, TerminalSession
 from capsule.service.terminal import MAX_VIEWERS
-from tests.support import eventually
 from tests.unit.service_double import Bench, FakeExec, bench
 
 
@@ -39,24 +35,3 @@ async def test_those_who_come_at_once_count_like_those_who_come_in_turn(tmp_path
         viewers[0] = await b.service.terminal(id)
         for viewer in viewers:
             await viewer.aclose()
-
-
-async def test_a_viewer_that_leaves_while_it_joins_leaves_no_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reached = asyncio.Event()
-
-    async def never(stream: ExecStream, rows: int, cols: int) -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    async with bench(tmp_path) as b:
-        id = await with_shell(b)
-        async with await b.service.terminal(id):
-            before = len(b.world.connections[id])
-            monkeypatch.setattr(ExecStream, "resize", never)
-            joining = asyncio.create_task(b.service.terminal(id))
-            await reached.wait()
-            joining.cancel()
-            await asyncio.wait({joining})
-            await eventually(lambda: len(b.world.connections[id]) == before, what="it is closed")

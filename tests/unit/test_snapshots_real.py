@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -236,15 +235,3 @@ async def test_a_fork_is_all_or_nothing(folder: Path) -> None:
             await service.snapshots.fork(id, 5)
         assert [s.id for s in service.list()] == [id] and boxes(folder) == [id]
         assert layers(folder) == []
-
-
-async def test_a_snapshot_that_is_cancelled_leaves_nothing_and_lets_go(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await make(service, "head -c 100M /dev/zero | tr '\\0' x > f")
-        task = asyncio.create_task(service.snapshots.make(id, "one", {}))
-        await eventually(lambda: layers(folder) != [], what="it to begin")
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert layers(folder) == [] and service.snapshots.list() == []
-        assert await sh(service, id, "echo on") == "on\n"
