@@ -54,8 +54,18 @@ class Disk:
         self.nodes[path] = (kind, mode, content)
 
     @asynccontextmanager
-    async def read(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        yield chunked(self.nodes[path][2])
+    async def read(self, path: str) -> AsyncIterator[Reader]:
+        _, mode, content = self.nodes[path]
+        yield Reader(mode, content)
+
+
+@dataclass
+class Reader:
+    mode: int
+    content: bytes
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return chunked(self.content)
 
 
 async def chunked(data: bytes, size: int = 700) -> AsyncIterator[bytes]:
