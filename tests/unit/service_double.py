@@ -70,17 +70,11 @@ class FakeExec:
 
     def end(self, code: int = 0, reason: str = "exited") -> None:
         self.exit = {
-            "reason": reason,
-            "exit_code": code,
-            "signal": 0,
-            "duration_ms": 1.0,
-            "cpu_ms": 1.0,
-            "max_rss_bytes": 1,
-            "stdout_bytes": len(self.output),
-            "stderr_bytes": 0,
-            "stdout_truncated": False,
-            "stderr_truncated": False,
-        }
+            "reason": reason, "exit_code": code, "signal": 0,
+            "duration_ms": 1.0, "cpu_ms": 1.0, "max_rss_bytes": 1,
+            "stdout_bytes": len(self.output), "stderr_bytes": 0,
+            "stdout_truncated": False, "stderr_truncated": False,
+        }  # fmt: skip
         self.ended.set()
 
 

@@ -20,7 +20,6 @@ from capsule.service import (
     ContextCall,
     ContextRun,
     CreateRequest,
-    ExecCall,
     LiveRun,
     RunResult,
     Service,
@@ -260,15 +259,6 @@ async def test_a_run_in_line_learns_what_became_of_its_context(box: Box, end: st
         await box.contexts.restart(box.id, context)
         with pytest.raises(WrongStateError, match="restarted before it was this run's turn"):
             await waiting
-
-
-async def test_a_restart_takes_what_the_old_one_started(box: Box) -> None:
-    context = await box.context()
-    await box.run("import subprocess; p = subprocess.Popen(['sleep', '1000'])", context)
-    count = ExecCall(("pgrep", "-c", "sleep"))
-    assert (await box.service.exec(box.id, count)).stdout == b"1\n"
-    await box.contexts.restart(box.id, context)
-    assert (await box.service.exec(box.id, count)).stdout == b"0\n"
 
 
 async def test_contexts_outlive_the_server(folder: Path) -> None:

@@ -54,17 +54,6 @@ async def test_it_keeps_its_id_and_gets_another_box(tmp_path: Path) -> None:
         assert b.world.agents == {}
 
 
-async def test_a_restarted_server_finds_the_new_box(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        made = await b.service.create(CreateRequest())
-        await b.service.reset(made.id)
-        new = box_of(b, made.id)
-    async with bench(tmp_path, world=b.world) as b:
-        assert box_of(b, made.id) == new
-        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
-        assert list(b.world.agents) == [new]
-
-
 async def test_what_runs_ends_with_a_reason(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())

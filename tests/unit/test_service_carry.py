@@ -63,13 +63,6 @@ def test_malformed_reports_are_dropped_as_a_whole(data: bytes) -> None:
     assert parse(data) is None
 
 
-def test_too_much_leaves_the_session_as_it_was() -> None:
-    session = Session({"A": "1"})
-    found = parse(message("/", {"BIG": "x" * 140_000}))
-    assert found is not None
-    assert update(session, {}, found) is session
-
-
 @pytest.mark.parametrize(
     "argv",
     [("ls", "-c", "x"), ("bash", "-c"), ("bash", "x.sh", "-c", "y"), ("python3-config", "-c", "x")],

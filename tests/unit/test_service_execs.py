@@ -125,16 +125,6 @@ async def test_a_retry_joins_an_exec_that_runs(tmp_path: Path) -> None:
         assert len(agent(b, id).execs) == 1
 
 
-async def test_after_a_restart_a_retry_finds_its_exec(tmp_path: Path) -> None:
-    call = ExecCall(("echo", "x"), idempotency_key="k")
-    async with bench(tmp_path) as b:
-        id = await one(b)
-        first = await b.service.exec(id, call)
-    async with bench(tmp_path, world=b.world) as b:
-        assert await b.service.exec(id, call) == first
-        assert agent(b, id).runs == {("echo", "x"): 1}
-
-
 async def test_a_result_that_the_agent_dropped_is_lost_and_never_run_again(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         id = await one(b)

@@ -96,6 +96,10 @@ async def change_record(folder: Path, id: str, **fields: object) -> None:
     await store.aclose()
 
 
+async def down(_: SandboxId) -> None:
+    raise UnavailableError("the engine is down")
+
+
 async def test_running_sandboxes_are_adopted(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest(metadata={"a": "1"}, env={"X": "y"}))
@@ -156,9 +160,6 @@ async def test_a_provider_that_is_down_at_the_start_is_asked_again(tmp_path: Pat
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
 
-    async def down(_: SandboxId) -> None:
-        raise UnavailableError("the engine is down")
-
     provider = FakeProvider(b.world)
     provider.before_adopt = down
     async with bench(tmp_path, world=b.world, provider=provider) as b:
@@ -194,11 +195,7 @@ async def test_trouble_of_our_own_fails_no_sandbox(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest())
         agent = b.world.agents[made.id]
-
-        async def cannot_say(_: SandboxId) -> None:
-            raise UnavailableError("no file descriptors left")
-
-        b.provider.before_adopt = cannot_say
+        b.provider.before_adopt = down
         agent.alive = False
         b.clock.pass_time(4)
         await b.service._pulse.round()

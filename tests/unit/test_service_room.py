@@ -34,13 +34,6 @@ async def test_what_does_not_fit_waits_for_its_turn() -> None:
     assert space.taken == 0
 
 
-async def test_what_is_larger_than_the_room_gets_all_of_it() -> None:
-    space = Room(10)
-    with holding():
-        await asyncio.wait_for(space.take(1000), 1)
-    assert space.taken == 0
-
-
 async def hold(space: Room, size: int, until: asyncio.Event) -> None:
     with holding():
         await space.take(size)

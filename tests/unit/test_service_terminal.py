@@ -9,16 +9,12 @@ from capsule.errors import CapacityError
 from capsule.model import SandboxId
 from capsule.service import CreateRequest, TerminalSession
 from capsule.service.terminal import MAX_VIEWERS
-from tests.unit.service_double import Bench, FakeExec, bench
-
-
-def _shell(run: FakeExec) -> None:
-    """Runs until somebody ends it."""
+from tests.unit.service_double import Bench, bench
 
 
 async def with_shell(b: Bench) -> SandboxId:
     id = (await b.service.create(CreateRequest())).id
-    b.world.agents[id].programs["/bin/bash"] = _shell
+    b.world.agents[id].programs["/bin/bash"] = lambda run: None  # runs on
     return id
 
 

@@ -73,20 +73,6 @@ async def test_after_a_reboot_the_wall_clock_decides(tmp_path: Path) -> None:
         assert world.agents == {}
 
 
-async def test_set_timeout_counts_from_now(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        made = await b.service.create(CreateRequest(ttl=100))
-        b.clock.pass_time(90)
-        longer = await b.service.set_timeout(made.id, 100)
-        assert longer.expires_at.timestamp() == pytest.approx(b.clock.now() + 100)
-        b.clock.pass_time(95)
-        await sweep(b)
-        assert b.service.get(made.id)
-        await b.service.set_timeout(made.id, 0)
-        await sweep(b)
-        assert b.world.agents == {}
-
-
 async def test_a_renewal_that_comes_with_the_timer_wins(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest(ttl=100))

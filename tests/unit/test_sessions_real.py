@@ -53,31 +53,28 @@ def blobs(folder: Path) -> list[str]:
     return [p.name for p in (folder / "d/storage/artifacts").glob("??/*")]
 
 
-def archives(folder: Path) -> list[str]:
-    return os.listdir(folder / "d/storage/workspaces")
-
-
 @pytest.mark.needs("landlock")
 async def test_without_snapshots_the_workspace_is_kept_as_an_archive(folder: Path) -> None:
     backends.register(folder, Backend(level=Isolation.LANDLOCK))
+    kept = folder / "d/storage/workspaces"
     async with serving(folder) as service, sitting(service) as sessions:
         with pytest.raises(NotSupportedError, match="has no disk of its own"):
             await service.volumes.create("one")
         await sessions.create(ME, BASH)
-        await sh(sessions, "mkdir -p a/b; echo kept > a/b/f; chmod 700 a/b/f; ln -s b a/l; cd a")
+        await sh(sessions, "mkdir -p a/b; (umask 077; echo kept > a/b/f); ln -s b a/l; cd a")
         closed = await sessions.close(ME, "s")
         assert closed.kept is not None and closed.kept.how == "archive"
         assert "files outside /workspace" in closed.kept.not_kept
-        assert archives(folder) == [closed.kept.name] and boxes(folder) == []
+        assert os.listdir(kept) == [closed.kept.name] and boxes(folder) == []
         await sessions.reopen(ME, "s")
-        assert await sh(sessions, "cat a/l/f; stat -c %a a/b/f") == "kept\n700\n"
+        assert await sh(sessions, "cat a/l/f; stat -c %a a/b/f") == "kept\n600\n"
         await sh(sessions, "echo more > g")
         again = await sessions.close(ME, "s")
-        assert again.kept is not None and archives(folder) == [again.kept.name]
+        assert again.kept is not None and os.listdir(kept) == [again.kept.name]
         await sessions.reopen(ME, "s")
         assert await sh(sessions, "cat a/b/f g") == "kept\nmore\n"
         await sessions.delete(ME, "s")
-        assert archives(folder) == []
+        assert os.listdir(kept) == []
 
 
 async def test_a_stopped_server_keeps_files_where_it_deletes_sandboxes(folder: Path) -> None:

@@ -171,12 +171,3 @@ async def test_a_step_after_one_that_failed_has_its_changes_too(
         assert len(service.steps.list(id)) == 2, "that step is missing"
         await sh(service, id, "echo other > d2/f2")
         await expect(service, id, 2, "cat d1/f1 d2/f2", "lost\nother\n")
-
-
-async def test_a_snapshot_in_between_takes_nothing_from_the_next_step(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await stepping(service, f"{TREE}; sleep 0.05")
-        await service.files(id).write("/workspace/d1/f1", b"by the file API\n")
-        await service.snapshots.make(id, "between", {})
-        await sh(service, id, "sleep 0.05")
-        await expect(service, id, 2, "cat d1/f1", "by the file API\n")

@@ -88,16 +88,6 @@ async def test_saving_again_replaces_and_removing_takes_all_of_it(store: SqliteS
     assert await store.find("a", "k") is None
 
 
-async def test_the_first_claim_holds(store: SqliteStore) -> None:
-    first = Claim("a", "k", "f", "e1", 1.0)
-    assert await store.claim(first) is first
-    assert await store.claim(Claim("a", "k", "other", "e2", 2.0)) == first
-    other = Claim("b", "k", "f", "e3", 1.0)
-    assert await store.claim(other) is other
-    await store.release("a", "k")
-    assert await store.find("a", "k") is None
-
-
 async def test_a_record_and_its_claim_come_together_or_not_at_all(store: SqliteStore) -> None:
     await store.save(record("a"), Claim(CREATE, "k", "f", "a", 1.0))
     with pytest.raises(ConflictError):
@@ -139,7 +129,3 @@ async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(ConflictError, match="format 99"):
         await SqliteStore(path).open()
-
-
-async def test_records_are_private(store: SqliteStore) -> None:
-    assert store._path.stat().st_mode & 0o077 == 0

@@ -130,23 +130,17 @@ async def test_several_at_once_and_none_where_it_must_not_be(folder: Path) -> No
     async with serving(folder) as service:
         for name in ("one", "two"):
             await service.volumes.create(name)
-        id = await make(
-            service, VolumeWish("one", "/workspace/a"), VolumeWish("two", "/workspace/b")
-        )
+        first, second = VolumeWish("one", "/workspace/a"), VolumeWish("two", "/workspace/b")
+        id = await make(service, first, second)
         assert await sh(service, id, "echo 1 > a/f; echo 2 > b/f; cat a/f b/f") == "1\n2\n"
-        assert [(v.name, v.path) for v in service.get(id).volumes] == [
-            ("one", "/workspace/a"),
-            ("two", "/workspace/b"),
-        ]
+        assert [v.path for v in service.get(id).volumes] == ["/workspace/a", "/workspace/b"]
         for path in ("/etc", "/workspace", "/workspace/../etc", "/workspace//x", "data", "/tmp/x"):
             with pytest.raises(CapsuleError):
                 await make(service, VolumeWish("one", path))
         with pytest.raises(InvalidError, match="inside another"):
             await make(service, VolumeWish("one", DATA), VolumeWish("two", f"{DATA}/x"))
         with pytest.raises(InvalidError, match="once"):
-            await make(
-                service, VolumeWish("one", "/workspace/a"), VolumeWish("one", "/workspace/b")
-            )
+            await make(service, first, VolumeWish("one", "/workspace/b"))
         with pytest.raises(ConflictError):
             await service.volumes.create("one")
 
@@ -183,14 +177,11 @@ async def test_after_a_reset_no_program_from_before_writes_to_a_volume(folder: P
         await service.volumes.create("one")
         id = await make(service, VolumeWish("one", DATA))
         beats = "while :; do for n in 1 2 3; do (echo x > data/beat$n) & done; wait; done"
-        await sh(
-            service,
-            id,
-            f"setsid sh -c '{beats}' >/dev/null 2>&1 & while [ ! -e data/beat3 ]; do :; done",
-        )
+        start = f"setsid sh -c '{beats}' >/dev/null 2>&1 & while [ ! -e data/beat3 ]; do :; done"
+        await sh(service, id, start)
         await service.reset(id)
         answered = time.time()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # the time in which they would have written
         last = await sh(service, id, "stat -c %.9Y data/beat*")
         assert max(map(float, last.split())) <= answered
         assert len(last.split()) == 3
