@@ -46,7 +46,6 @@ globals().update(
     (name, value) for name, value in vars(test_sudo_real).items() if name.startswith("test_")
 )
 del globals()["test_a_template_without_it_says_so"]  # a container has no `sudo` of ours then
-del globals()["test_a_template_says_that_it_has_it_and_no_more"]  # of the local provider
 
 
 async def test_so_many_that_left_something_are_too_many(base: Sandbox) -> None:

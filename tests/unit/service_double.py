@@ -31,7 +31,7 @@ PYTHON = Template(
 
 
 class TurnedClock:
-    """Stands still until somebody turns it; the wall clock can also be set."""
+    """Stands still until a test turns it. The wall clock can also be set."""
 
     def __init__(self) -> None:
         self.wall = 1_800_000_000.0
@@ -65,23 +65,16 @@ class FakeExec:
     argv: list[str]
     request: dict[str, Any]
     output: bytes = b""
-    carry: bytes = b""
     exit: dict[str, Any] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, code: int = 0, reason: str = "exited") -> None:
         self.exit = {
-            "reason": reason,
-            "exit_code": code,
-            "signal": 0,
-            "duration_ms": 1.0,
-            "cpu_ms": 1.0,
-            "max_rss_bytes": 1,
-            "stdout_bytes": len(self.output),
-            "stderr_bytes": 0,
-            "stdout_truncated": False,
-            "stderr_truncated": False,
-        }
+            "reason": reason, "exit_code": code, "signal": 0,
+            "duration_ms": 1.0, "cpu_ms": 1.0, "max_rss_bytes": 1,
+            "stdout_bytes": len(self.output), "stderr_bytes": 0,
+            "stdout_truncated": False, "stderr_truncated": False,
+        }  # fmt: skip
         self.ended.set()
 
 
@@ -109,6 +102,7 @@ class FakeAgent:
     def __init__(self, id: SandboxId) -> None:
         self.id = id
         self.alive = True
+        self.paused = False
         self.mute = False  # accepts, and says nothing
         self.execs: dict[str, FakeExec] = {}
         self.runs: Counter[tuple[str, ...]] = Counter()
@@ -164,8 +158,6 @@ class FakeAgent:
         await run.ended.wait()
         if run.output:
             await say(FrameType.DATA, run.output, stream=Channel.STDOUT)
-        if run.carry:
-            await say(FrameType.DATA, run.carry, stream=Channel.CARRY)
         await say(FrameType.EXIT, run.exit)
 
 
@@ -230,13 +222,13 @@ class World:
         self.launched = 0
 
     def add(self, id: str) -> FakeAgent:
-        """A box that nobody recorded."""
+        """A box without a record."""
         agent = self.agents[SandboxId(id)] = FakeAgent(SandboxId(id))
         self.connections[SandboxId(id)] = set()
         return agent
 
     def kill(self, id: str) -> None:
-        """The box dies behind everybody's back; its remains are still there."""
+        """The box dies, and the service does not know. Its remains are still there."""
         self.agents[SandboxId(id)].alive = False
         for connection in list(self.connections[SandboxId(id)]):
             connection.break_off()
@@ -258,7 +250,7 @@ class FakeBox(Box):
     async def connect(self) -> ByteStream:
         agent = self._provider.world.agents.get(self._id)
         if agent is None or not agent.alive:
-            raise UnavailableError("nobody listens")
+            raise UnavailableError("no agent listens")
         return FakeConnection(agent, self._provider.world.connections[self._id])
 
     async def destroy(self) -> None:
@@ -266,7 +258,34 @@ class FakeBox(Box):
         self._provider.world.remove(self._id)
 
 
-async def _nothing(*_: object) -> None:
+async def turns() -> None:
+    """Let every task go on that does not wait for something."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class Gate:
+    """Holds calls of a provider, or those for one box, until it is opened."""
+
+    def __init__(self, only: SandboxId | None = None) -> None:
+        self.came: list[SandboxId] = []
+        self._reached, self._open = asyncio.Event(), asyncio.Event()
+        self._only = only
+
+    async def __call__(self, id: SandboxId) -> None:
+        if self._only in (None, id):
+            self.came.append(id)
+            self._reached.set()
+            await self._open.wait()
+
+    async def reached(self) -> None:
+        await self._reached.wait()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+async def nothing(*_: object) -> None:
     pass
 
 
@@ -274,6 +293,16 @@ class HaltableBox(FakeBox):
     async def halt(self) -> None:
         await self._provider.before_halt(self._id)
         self._provider.world.agents[self._id].alive = False
+
+
+class PausableBox(FakeBox):
+    async def pause(self) -> None:
+        await self._provider.before_pause(self._id)
+        self._provider.world.agents[self._id].paused = True
+
+    async def resume(self) -> None:
+        await (await self.connect()).aclose()  # fails if no agent listens
+        self._provider.world.agents[self._id].paused = False
 
 
 class FakeProvider(Provider):
@@ -284,11 +313,13 @@ class FakeProvider(Provider):
     def __init__(self, world: World, isolation: Isolation = Isolation.NAMESPACES) -> None:
         self.world = world
         self.isolation = isolation
-        self.before_launch: Callable[[SandboxId], Awaitable[None]] = _nothing
-        self.after_launch: Callable[[SandboxId], Awaitable[None]] = _nothing
-        self.before_destroy: Callable[[SandboxId], Awaitable[None]] = _nothing
-        self.before_halt: Callable[[SandboxId], Awaitable[None]] = _nothing
-        self.before_adopt: Callable[[SandboxId], Awaitable[None]] = _nothing
+        self.before_launch: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.after_launch: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.before_destroy: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.before_halt: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.before_pause: Callable[[SandboxId], Awaitable[None]] = nothing
+        self.features: frozenset[str] = frozenset()
+        self.before_adopt: Callable[[SandboxId], Awaitable[None]] = nothing
         self.box: type[FakeBox] = FakeBox
         self.is_open = False
 
@@ -299,7 +330,7 @@ class FakeProvider(Provider):
         self.is_open = False
 
     async def probe(self) -> Capabilities:
-        return Capabilities("fake", usable=True, isolation=self.isolation)
+        return Capabilities("fake", usable=True, isolation=self.isolation, features=self.features)
 
     async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
         await self.before_launch(sandbox_id)
@@ -315,7 +346,7 @@ class FakeProvider(Provider):
     async def adopt(self, handle: Handle) -> Box | None:
         await self.before_adopt(handle.sandbox_id)
         agent = self.world.agents.get(handle.sandbox_id)
-        return FakeBox(self, handle.sandbox_id) if agent is not None and agent.alive else None
+        return self.box(self, handle.sandbox_id) if agent is not None and agent.alive else None
 
     async def owned(self) -> AsyncIterator[Handle]:
         for id in list(self.world.agents):
@@ -353,9 +384,8 @@ async def bench(
     config = Config(
         data_dir=folder / "d", run_dir=Path("/proc/self/cwd"), provider="fake", **settings
     )
-    object.__setattr__(
-        config, "run_dir", folder / "r"
-    )  # no sockets here, so its length is no matter
+    # There are no sockets here, so the length of the path does not matter.
+    object.__setattr__(config, "run_dir", folder / "r")
     service = Service(config, {"fake": provider}, {"python": PYTHON}, keeps_time, store)
     async with service:
         yield Bench(service, provider, world, clock)

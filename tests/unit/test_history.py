@@ -33,28 +33,6 @@ async def test_many_take_turns(tmp_path: Path) -> None:
         assert made[0] not in {*history._due(), *history._due()}
 
 
-def uncounted(service: Service, id: str) -> bool:
-    return "memory" in {each.what for each in service.get(id).unenforced}
-
-
-@pytest.mark.real
-async def test_memory_that_no_cgroup_counts_is_not_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of programs that run it is known all the same."""
-    monkeypatch.setattr(cgroups, "find_here", lambda: cgroups.Layout(0))
-    async with serving(folder) as service:
-        id = (await service.create(CreateRequest("bash"))).id
-        assert uncounted(service, id)
-        (sample,) = await service.history.of(id)
-        assert sample.memory is None
-        assert metric(service.get(id), sample).mem_used is None
-        (told,) = await service.usages()
-        assert told.usage.memory_bytes is None
-        async with await service.start(id, ExecCall(("sleep", "20"))):
-            assert ((await service.metrics(id)).memory_bytes or 0) > 0
-
-
 @pytest.mark.real
 async def test_a_sample_has_what_was_used(folder: Path) -> None:
     async with serving(folder) as service:
@@ -74,3 +52,29 @@ async def test_a_sample_has_what_was_used(folder: Path) -> None:
         await service.delete(id)
         with pytest.raises(GoneError):
             await service.history.of(id)
+
+
+def uncounted(service: Service, id: str) -> bool:
+    return "memory" in {each.what for each in service.get(id).unenforced}
+
+
+@pytest.mark.real
+async def test_memory_that_no_cgroup_counts_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of programs that run is known without a cgroup."""
+    monkeypatch.setattr(cgroups, "find_here", lambda: cgroups.Layout(0))
+    async with serving(folder) as service:
+        id = (await service.create(CreateRequest("bash"))).id
+
+        async def counted() -> bool:
+            return ((await service.metrics(id)).memory_bytes or 0) > 0
+
+        assert uncounted(service, id)
+        (sample,) = await service.history.of(id)
+        assert sample.memory is None
+        assert metric(service.get(id), sample).mem_used is None
+        (told,) = await service.usages()
+        assert told.usage.memory_bytes is None
+        async with await service.start(id, ExecCall(("sleep", "20"))):
+            await eventually(counted, what="the memory of a program that runs")

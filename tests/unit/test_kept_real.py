@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from capsule.errors import NoSpaceError
 from capsule.service import CreateRequest, Service, VolumeWish
-from capsule.service.values import Volume
 from tests.support.backends import layers
 from tests.unit.test_service_real import folder, serving
 from tests.unit.test_snapshots_real import make, restore, sh
@@ -73,7 +69,7 @@ async def test_volumes_and_snapshots_outlive_the_database(folder: Path) -> None:
             assert await asyncio.to_thread(files, folder, kind) == []
 
 
-async def test_a_volume_that_nobody_knows_is_kept_until_somebody_says_whose_it_is(
+async def test_a_volume_without_its_records_is_kept(
     folder: Path,
 ) -> None:
     async with serving(folder) as service:
@@ -92,23 +88,6 @@ async def test_a_volume_that_nobody_knows_is_kept_until_somebody_says_whose_it_i
     await asyncio.to_thread((kept / "data.json").write_bytes, file)
     async with serving(folder) as service:
         assert await with_volume(service, "cat data/f") == "kept\n"
-
-
-async def test_what_was_half_made_or_half_removed_goes(folder: Path) -> None:
-    """As a server leaves it that is killed in the middle."""
-    async with serving(folder) as service:
-        half = await service.volumes.create("half")
-        await service.volumes.create("whole")
-    kept = folder / "d" / "kept" / "volume"
-
-    def undo() -> None:
-        (kept / "half.json").rename(kept / f".{half.id}.json")
-
-    await asyncio.to_thread(undo)
-    async with serving(folder) as service:
-        assert [volume.name for volume in service.volumes.list()] == ["whole"]
-        assert await asyncio.to_thread(files, folder, "volume") == ["whole.json"]
-        await service.volumes.create("half")
 
 
 async def test_while_a_file_cannot_be_read_no_layer_is_dropped(folder: Path) -> None:
@@ -137,50 +116,3 @@ async def test_drafts_of_a_killed_server_are_removed_at_the_start(folder: Path) 
             await asyncio.to_thread((kept / kind / name).write_bytes, b"{")
     async with serving(folder):
         assert files(folder, "snapshot") == files(folder, "volume") == []
-
-
-async def test_what_cannot_be_recorded_is_not_kept_and_not_lost(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def full(*_: Any, **__: Any) -> None:
-        raise NoSpaceError("no space left for the server's records")
-
-    async with serving(folder) as service:
-        store = service._store
-        id = await make(service, "echo x > f")
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "save_kept", full)
-            for work in (
-                service.snapshots.make(id, "one", {}),
-                service.volumes.create("one"),
-            ):
-                with pytest.raises(NoSpaceError):
-                    await work
-        assert layers(folder) == [] and service.volumes.list() == []
-        await service.snapshots.make(id, "one", {})
-        await service.volumes.create("one")
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "remove_kept", full)
-            for delete in (service.snapshots.delete, service.volumes.delete):
-                with pytest.raises(NoSpaceError):
-                    await delete("one")
-        assert service.snapshots.find("one") and service.volumes.find("one")
-    await asyncio.to_thread(lose_database, folder)
-    async with serving(folder) as service:
-        assert service.snapshots.find("one") and service.volumes.find("one")
-
-
-async def test_records_from_before_get_their_files(folder: Path) -> None:
-    def forget(remove: Callable[[Path], None]) -> None:
-        for kind in ("snapshot", "volume"):
-            for path in (folder / "d" / "kept" / kind).iterdir():
-                remove(path)
-
-    async with serving(folder) as service:
-        await service.snapshots.make(await make(service, "echo x > f"), "one", {})
-        volume: Volume = await service.volumes.create("one")
-    await asyncio.to_thread(forget, Path.unlink)
-    async with serving(folder) as service:
-        assert service.volumes.list() == [volume]
-    for kind in ("snapshot", "volume"):
-        assert await asyncio.to_thread(files, folder, kind) == ["one.json"]

@@ -1,21 +1,21 @@
-"""Quotas of tenants, over a provider that does as it is told. For real ones see tests/api."""
+"""Quotas of tenants, over boxes that live in memory. For real ones see tests/api."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from capsule.errors import CapacityError, ForbiddenError, InvalidError, NoSpaceError
-from capsule.model import MIB, ExecId, Exit, Layer, Reason, SandboxId
-from capsule.service import CreateRequest, ExecCall, Snapshot
-from capsule.service.accounts import AccountFile
+from capsule.errors import CapacityError, ForbiddenError, InvalidError
+from capsule.model import MIB, ExecId, Exit, Reason, SandboxId, State
+from capsule.service import CreateRequest, ExecCall
 from capsule.service.caller import Caller
 from capsule.service.happenings import Ended, Happening, Kind
-from tests.support import eventually
+from capsule.service.usages import by_tenant
 from tests.unit.service_double import Bench, TurnedClock, bench
 
 BLUE, RED = Caller("blue"), Caller("red")
@@ -75,25 +75,22 @@ async def test_execs_at_once(tmp_path: Path) -> None:
 
 
 def used(b: Bench, id: str, cpu_ms: float) -> None:
-    """An exec that has used so much has ended."""
-    exit = Exit(Reason.EXITED, 0, cpu_ms=cpu_ms)
-    ended = Ended(ExecId("e"), ("true",), exit)
-    b.service.happenings.tell(
-        Happening(
-            kind=Kind.FINISHED,
-            at=0.0,
-            sandbox=id,  # type: ignore[arg-type]
-            template="python",
-            provider="fake",
-            tenant="blue",
-            exec=ended,
-        )
-    )
+    """An exec of this sandbox ends, and has used so much CPU time."""
+    ended = Ended(ExecId("e"), ("true",), Exit(Reason.EXITED, 0, cpu_ms=cpu_ms))
+    event = Happening(Kind.FINISHED, 0.0, SandboxId(id), "python", "fake", "blue", exec=ended)
+    b.service.happenings.tell(event)
 
 
-async def test_cpu_seconds_of_a_month(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("period", "free_at", "hours"),
+    [("month", "2027-02-01T00:00:00Z", 16 * 24 + 16), ("day", "2027-01-16T00:00:00Z", 16)],
+)
+async def test_cpu_seconds_of_a_period(
+    tmp_path: Path, period: str, free_at: str, hours: int
+) -> None:
     clock = TurnedClock()  # 2027-01-15T08:00:00Z
-    async with bench(tmp_path, clock=clock, tenant_cpu_seconds=10.0) as b:
+    options: dict[str, Any] = {"tenant_cpu_seconds": 10.0, "tenant_cpu_period": period}
+    async with bench(tmp_path, clock=clock, **options) as b:
         id, other = await one(b), await one(b, RED)
         used(b, id, 9_000)
         await b.service.exec(id, ExecCall(("true",)))
@@ -103,70 +100,23 @@ async def test_cpu_seconds_of_a_month(tmp_path: Path) -> None:
             functools.partial(b.service.terminal, id),
             functools.partial(one, b),
         ):
-            with pytest.raises(CapacityError, match="this month, its quota is 10") as full:
+            with pytest.raises(CapacityError, match=f"this {period}, its quota is 10") as full:
                 await refused()
-            assert full.value.details["free_at"] == "2027-02-01T00:00:00Z"
-            assert full.value.retry_after == pytest.approx(16 * 86400 + 16 * 3600)
+            assert full.value.details["free_at"] == free_at
+            assert full.value.retry_after == pytest.approx(hours * 3600)
         await b.service.exec(other, ExecCall(("true",)))
-    async with bench(tmp_path, clock=clock, tenant_cpu_seconds=10.0) as b:  # it was written down
-        with pytest.raises(CapacityError, match="this month"):
+    async with bench(tmp_path, clock=clock, **options) as b:  # a restarted server knows it
+        with pytest.raises(CapacityError, match=f"this {period}"):
             await one(b)
-    clock.pass_time(17 * 86400)
-    async with bench(tmp_path, clock=clock, tenant_cpu_seconds=10.0) as b:
+        clock.pass_time(hours * 3600 + 1)
         await one(b)
 
 
-async def test_what_was_seen_while_it_ran_counts_once(tmp_path: Path) -> None:
-    async with bench(tmp_path, tenant_cpu_seconds=10.0) as b:
-        id = await one(b)
-        entry = b.service._sandboxes.find(id)
-        quotas = b.service.quotas
-        quotas._see(entry, 3_000)  # the meter, in the middle of an exec
-        used(b, id, 4_000)
-        assert quotas.used("blue").cpu_seconds == 4.0
-        quotas._see(entry, 5_500)  # an interpreter beside it
-        assert quotas.used("blue").cpu_seconds == 5.5
-        entry.cpu_seen = None  # as of a box that was adopted
-        quotas._see(entry, 100_000)
-        assert quotas.used("blue").cpu_seconds == 5.5
-
-
-async def test_a_day_may_be_the_period(tmp_path: Path) -> None:
-    clock = TurnedClock()
-    async with bench(tmp_path, clock=clock, tenant_cpu_seconds=1, tenant_cpu_period="day") as b:
-        id = await one(b)
-        used(b, id, 1_500)
-        with pytest.raises(CapacityError, match="this day") as full:
-            await b.service.exec(id, ExecCall(("true",)))
-        assert full.value.details["free_at"] == "2027-01-16T00:00:00Z"
-        clock.pass_time(16 * 3600)
-        await b.service.exec(id, ExecCall(("true",)))
-
-
-async def test_storage_of_snapshots_and_volumes(tmp_path: Path) -> None:
-    async with bench(tmp_path, tenant_storage=100 * MIB) as b:
-        quotas, snapshots = b.service.quotas, b.service.snapshots
-        base = Layer("a", 60 * MIB, 1)
-
-        def snapshot(name: str, *layers: Layer) -> Snapshot:
-            return Snapshot(name, "fake", "python", layers, 0.0, {}, "blue")
-
-        snapshots._known["blue/one"] = snapshot("one", base)
-        snapshots._known["blue/two"] = two = snapshot("two", Layer("b", 30 * MIB, 1), base)
-        quotas.check_snapshot(two)
-        assert quotas.storage("blue") == 90 * MIB  # what both have counts once
-        with pytest.raises(ForbiddenError, match="snapshots, volumes and files") as full:
-            quotas.check_snapshot(snapshot("three", Layer("c", 20 * MIB, 1), base))
-        details = full.value.details
-        assert (details["used"], details["asked"]) == (90 * MIB, 20 * MIB)
-        with pytest.raises(ForbiddenError, match="asks for a volume without a size"):
-            quotas.check_volume("blue", None)
-        with pytest.raises(ForbiddenError):
-            quotas.check_volume("blue", 20 * MIB)
-        quotas.check_volume("blue", 10 * MIB)
-        quotas.check_volume("red", 100 * MIB)
-        del snapshots._known["blue/two"]
-        quotas.check_volume("blue", 40 * MIB)
+def test_only_the_largest_tenants_are_shown_by_name() -> None:
+    small = [SimpleNamespace(tenant=f"t{n}", state=State.RUNNING) for n in range(5)]
+    big = [SimpleNamespace(tenant="big", state=State.PAUSED)] * 3
+    shown: Any = by_tenant([*small, *big], 2)  # type: ignore[list-item]
+    assert shown == {("big", "paused"): 3, ("t0", "running"): 1, ("", "running"): 4}
 
 
 async def test_a_tenant_may_have_quotas_of_its_own(tmp_path: Path) -> None:
@@ -184,33 +134,3 @@ async def test_a_tenant_may_have_quotas_of_its_own(tmp_path: Path) -> None:
         for wrong in ({"sandboxes": -1}, {"wheels": 4}, {"execs": 1.5}, {"memory": True}):
             with pytest.raises(InvalidError, match="is no quota"):
                 await tenants.set("blue", wrong)
-
-
-async def test_another_process_may_set_them(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        file = AccountFile(b.service.config.data_dir)
-        await asyncio.to_thread(file.set_quota, "blue", {"sandboxes": 7})
-        tenants = b.service.quotas.tenants
-        await eventually(lambda: tenants.quota("blue").sandboxes == 7, what="the quota is known")
-        assert tenants.quota("red").sandboxes == 0
-
-
-async def test_what_could_not_be_written_down_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise NoSpaceError("no space left for the server's records")
-
-    async with bench(tmp_path, tenant_cpu_seconds=100.0) as b:
-        id = await one(b)
-        exit = Exit(Reason.EXITED, 0, 0, 1.0, cpu_ms=2000.0)
-        ended = Ended(ExecId("e"), ("x",), exit)
-        b.service.quotas.hear(
-            Happening(Kind.FINISHED, 0.0, SandboxId(id), "", "", "blue", exec=ended)
-        )
-        with monkeypatch.context() as patch:
-            patch.setattr(AccountFile, "add_cpu", full)
-            with pytest.raises(NoSpaceError):
-                await b.service.quotas._write()
-    async with bench(tmp_path, tenant_cpu_seconds=100.0) as b:
-        assert b.service.quotas.used("blue").cpu_seconds == 2.0

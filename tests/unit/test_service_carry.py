@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -50,18 +49,12 @@ def test_the_next_call_starts_with_what_the_last_one_left(
     assert session.apply(before) == {**left, **kept}
 
 
-def test_the_last_of_several_reports_counts() -> None:
-    found = parse(message("/first", {"A": "1"}) + message("/second", {"A": "2"}))
-    assert found == ({"A": "2"}, "/second")
-
-
 @pytest.mark.parametrize(
     "data",
     [
         b"",
         b"capsule1\0/tmp\0A=1\0",  # cut off
         b"capsule2\0/tmp\0\0",
-        b"x" + b"capsule1\0/tmp\0\0",
         b"capsule1\0/tmp\0" + b"A=1\0" * 2000 + b"\0",
         b"capsule1\0/tmp\0A=" + b"x" * MAX_MESSAGE + b"\0\0",
     ],
@@ -70,56 +63,19 @@ def test_malformed_reports_are_dropped_as_a_whole(data: bytes) -> None:
     assert parse(data) is None
 
 
-def test_entries_that_are_no_variables_are_left_out() -> None:
-    found = parse(b"capsule1\0relative\0=x\0nothing\0A=\xff\0B=2\0_=x\0\0")
-    assert found == ({"B": "2"}, None)
-
-
-def test_too_much_leaves_the_session_as_it_was() -> None:
-    session = Session({"A": "1"})
-    found = parse(message("/", {"BIG": "x" * 140_000}))
-    assert found is not None
-    assert update(session, {}, found) is session
-
-
 @pytest.mark.parametrize(
     "argv",
-    [
-        ("bash", "-c", "true"),
-        ("/bin/sh", "-ec", "true", "name", "arg"),
-        ("bash", "--norc", "-c", "true"),
-        ("python3", "-c", "1"),
-        ("/usr/bin/python3.11", "-u", "-c", "1", "arg"),
-        ("node", "-e", "1"),
-    ],
+    [("ls", "-c", "x"), ("bash", "-c"), ("bash", "x.sh", "-c", "y"), ("python3-config", "-c", "x")],
 )
-def test_interpreters_with_code_report(argv: tuple[str, ...]) -> None:
-    wrapped = wrap(argv)
-    assert wrapped is not None
-    assert wrapped[0] == argv[0]
-    assert any("capsule1" in word for word in wrapped)
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [("ls", "-c", "x"), ("bash",), ("bash", "-c"), ("bash", "x.sh", "-c"), ("python3", "-m", "x"),
-     ("bash", "x.sh", "-c", "y"), ("env", "bash", "-c", "x"), ("python3-config", "-c", "x")],
-)  # fmt: skip
 def test_other_programs_are_left_alone(argv: tuple[str, ...]) -> None:
     assert wrap(argv) is None
 
 
-class Ran(NamedTuple):
-    status: int
-    stdout: str
-    stderr: str
-
-
-def run(argv: tuple[str, ...], report: Path) -> Ran:
+def run(argv: tuple[str, ...], report: Path) -> tuple[int, str, str]:
     """Run a program as the agent does, with `report` behind fd 3."""
     start = ("sh", "-c", 'exec "$@" 3>"$0"', str(report), *argv)
     done = subprocess.run(start, capture_output=True, text=True, timeout=10, env=dict(os.environ))
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return done.returncode, done.stdout, done.stderr
 
 
 LEAVES = "export LEFT=behind; cd /tmp"
@@ -128,24 +84,17 @@ LEAVES = "export LEFT=behind; cd /tmp"
 @pytest.mark.parametrize(
     "script",
     [
-        f"trap 'echo bye' EXIT; {LEAVES}",
         f"{LEAVES}; trap 'echo bye $?; exit 7' EXIT; exit 3",
-        f"set -e; trap 'echo bye $?' EXIT; {LEAVES}; false; echo never",
         f"set -eu; clean() {{ local s=$?; echo bye $s; exit $s; }}\n"
         f"trap clean EXIT INT TERM; {LEAVES}; exit 4",
         f"f() {{ trap 'echo bye' EXIT; {LEAVES}; return 2; }}; f; exit 5",
-        f"trap 'echo one' EXIT; trap 'echo two' 0; {LEAVES}",
         f"trap 'echo one' EXIT; trap - EXIT; {LEAVES}; exit 6",
         f"trap '' EXIT; {LEAVES}; exit 6",
-        f"trap ' ' EXIT; {LEAVES}; exit 6",
-        f"trap '# nothing' EXIT; {LEAVES}; exit 6",
         f"""trap -- 'echo "it'"'"'s $1 of $#"' EXIT; {LEAVES}""",
         f"trap $'cat <<X\\nsaid\\nX\\n' EXIT; {LEAVES}",
         f"{LEAVES}; (trap 'echo below' EXIT; export LEFT=lost; cd /); trap 'echo bye' EXIT",
-        f"said=$(trap 'echo below' EXIT; echo in); echo $said; {LEAVES}",
         f"trap 'echo bye' EXIT; old=$(trap -p EXIT); trap 'echo no' EXIT; eval \"$old\"; {LEAVES}",
         f"trap 'echo got it' USR1; trap 'echo bye' EXIT; {LEAVES}; kill -USR1 $$",
-        f"trap 'x' NOSUCH 2>/dev/null; echo $?; nosuchprogram; {LEAVES}",
         f"{LEAVES}; trap 'echo bye' EXIT; set -x; :; set +x",
     ],
 )
@@ -157,25 +106,3 @@ def test_a_trap_of_the_scripts_own_runs_and_the_session_learns(script: str, tmp_
     found = parse((tmp_path / "report").read_bytes())
     assert found is not None
     assert (found.env.get("LEFT"), found.cwd) == ("behind", "/tmp")
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "trap 'echo one' ERR; false; trap - ERR; false; trap 'echo bye' EXIT",
-        "trap 'echo back' RETURN; f() { :; }; f; trap - RETURN; f; trap 'echo bye' EXIT",
-        "trap 'echo $BASH_COMMAND' DEBUG; :; trap - DEBUG; :; trap 'echo bye' EXIT",
-    ],
-)
-def test_traps_that_a_function_would_change_are_left_alone(script: str, tmp_path: Path) -> None:
-    argv = ("bash", "-c", script)
-    wrapped = wrap(argv)
-    assert wrapped is not None
-    assert run(wrapped, tmp_path / "report") == run(argv, tmp_path / "nothing")
-
-
-def test_a_posix_shell_keeps_its_own_trap(tmp_path: Path) -> None:
-    argv = ("bash", "--posix", "-c", "trap 'echo bye' EXIT; exit 3")
-    wrapped = wrap(argv)
-    assert wrapped is not None
-    assert run(wrapped, tmp_path / "report") == (3, "bye\n", "")

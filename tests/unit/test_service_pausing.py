@@ -1,77 +1,45 @@
-"""What a pause does to a sandbox's end, and to whoever uses it: over boxes that live in memory."""
+"""What a pause does to a sandbox's timeouts and users, over boxes that live in memory."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from capsule.errors import ConflictError, GoneError, NotSupportedError, WrongStateError
-from capsule.model import Handle, SandboxId, SandboxSpec, State
-from capsule.providers.contract import Box, Capabilities
+from capsule.errors import ConflictError, GoneError, NotSupportedError
+from capsule.model import SandboxId, State
 from capsule.service import CreateRequest, ExecCall
 from tests.support import eventually
-from tests.unit.service_double import Bench, FakeBox, FakeProvider, TurnedClock, World, bench
+from tests.unit.service_double import Bench, FakeProvider, PausableBox, TurnedClock, World, bench
 
 TRUE = ExecCall(("true",))
 
 
-class PausableBox(FakeBox):
-    def __init__(self, provider: PausingProvider, id: SandboxId) -> None:
-        super().__init__(provider, id)
-        self._paused = provider.paused
-        self._refuse = provider.refuse
-
-    async def pause(self) -> None:
-        if self._id in self._refuse:
-            raise ConflictError("not every process could be stopped")
-        self._paused.add(self._id)
-
-    async def resume(self) -> None:
-        await (await self.connect()).aclose()  # raises when nobody listens
-        self._paused.discard(self._id)
-
-
-class PausingProvider(FakeProvider):
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.paused: set[SandboxId] = set()
-        self.refuse: set[SandboxId] = set()
-
-    async def probe(self) -> Capabilities:
-        return replace(await super().probe(), features=frozenset({"pause"}))
-
-    async def launch(self, sandbox_id: SandboxId, spec: SandboxSpec) -> Box:
-        await super().launch(sandbox_id, spec)
-        return PausableBox(self, sandbox_id)
-
-    async def adopt(self, handle: Handle) -> Box | None:
-        found = await super().adopt(handle)
-        return None if found is None else PausableBox(self, handle.sandbox_id)
-
-
 @asynccontextmanager
-async def pausing(folder: Path, **options: Any) -> AsyncIterator[tuple[Bench, PausingProvider]]:
+async def pausing(folder: Path, **options: Any) -> AsyncIterator[Bench]:
     world = options.pop("world", None) or World()
-    provider = PausingProvider(world)
+    provider = FakeProvider(world)
+    provider.box, provider.features = PausableBox, frozenset({"pause"})
     async with bench(folder, world=world, provider=provider, **options) as desk:
-        yield desk, provider
+        yield desk
+
+
+async def refuse(id: SandboxId) -> None:
+    raise ConflictError("not every process could be stopped")
 
 
 async def test_at_its_timeout_it_is_paused_and_kept_for_paused_ttl(tmp_path: Path) -> None:
-    async with pausing(tmp_path, paused_ttl=1000.0) as (desk, provider):
+    async with pausing(tmp_path, paused_ttl=1000.0) as desk:
         made = await desk.service.create(CreateRequest(ttl=10.0, on_timeout="pause"))
         desk.clock.pass_time(11)
         await desk.service.reaper.expire()
-        await eventually(lambda: provider.paused == {made.id}, what="it to be paused")
         await eventually(
-            lambda: desk.service.get(made.id).state is State.PAUSED, what="the state to say so"
+            lambda: desk.service.get(made.id).state is State.PAUSED, what="it to be paused"
         )
+        assert desk.world.agents[made.id].paused
         left = desk.service.get(made.id).expires_at.timestamp() - desk.clock.now()
         assert 990 < left <= 1000
         desk.clock.pass_time(1001)
@@ -81,28 +49,8 @@ async def test_at_its_timeout_it_is_paused_and_kept_for_paused_ttl(tmp_path: Pat
             desk.service.get(made.id)
 
 
-async def test_to_be_looked_at_wakes_nobody(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, provider):
-        made = await desk.service.create(CreateRequest(auto_resume=True))
-        await desk.service.pause(made.id)
-        with pytest.raises(WrongStateError) as refused:
-            await desk.service.metrics(made.id)
-        assert refused.value.hint == "resume it first"
-        assert provider.paused == {made.id}
-
-
-async def test_a_resume_gives_it_its_whole_ttl_again(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
-        made = await desk.service.create(CreateRequest(ttl=10.0, on_timeout="pause"))
-        desk.clock.pass_time(8)
-        await desk.service.pause(made.id)
-        desk.clock.pass_time(500)
-        after = await desk.service.resume(made.id)
-        assert after.expires_at.timestamp() - desk.clock.now() == pytest.approx(10.0)
-
-
 async def test_by_default_a_pause_does_not_stop_the_ttl(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
+    async with pausing(tmp_path) as desk:
         made = await desk.service.create(CreateRequest(ttl=10.0))
         await desk.service.pause(made.id)
         desk.clock.pass_time(11)
@@ -113,38 +61,19 @@ async def test_by_default_a_pause_does_not_stop_the_ttl(tmp_path: Path) -> None:
 async def test_a_pause_that_holds_stops_the_ttl(tmp_path: Path) -> None:
     world, clock = World(), TurnedClock()
     options: dict[str, Any] = {"world": world, "clock": clock, "paused_ttl": 1000.0}
-    async with pausing(tmp_path, drain="keep", **options) as (desk, _):
+    async with pausing(tmp_path, drain="keep", **options) as desk:
         made = await desk.service.create(CreateRequest(ttl=10.0))
         paused = await desk.service.pause(made.id, hold=True)
         assert paused.pause_kept == "memory"
     clock.pass_time(500)
-    async with pausing(tmp_path, **options) as (desk, _):
+    async with pausing(tmp_path, **options) as desk:
         after = await desk.service.resume(made.id)
         assert after.state is State.RUNNING and after.pause_kept == ""
         assert after.expires_at.timestamp() - clock.now() == pytest.approx(10.0)
 
 
-async def test_a_pause_of_files_alone_needs_a_provider_that_keeps_them(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, provider):
-        made = await desk.service.create(CreateRequest())
-        with pytest.raises(NotSupportedError, match="cannot keep the files"):
-            await desk.service.pause(made.id, memory=False)
-        assert desk.service.get(made.id).state is State.RUNNING
-        assert provider.paused == set()
-
-
-async def test_the_pulse_does_not_ask_a_paused_box(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
-        made = await desk.service.create(CreateRequest(ttl=1000.0))
-        await desk.service.pause(made.id)
-        desk.world.agents[made.id].mute = True
-        desk.clock.pass_time(100)
-        await desk.service.reaper._pulse.round()
-        assert desk.service.get(made.id).state is State.PAUSED
-
-
 async def test_one_that_died_while_paused_is_failed_by_the_resume(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
+    async with pausing(tmp_path) as desk:
         made = await desk.service.create(CreateRequest())
         await desk.service.pause(made.id)
         desk.world.kill(made.id)
@@ -154,9 +83,9 @@ async def test_one_that_died_while_paused_is_failed_by_the_resume(tmp_path: Path
 
 
 async def test_a_pause_that_fails_leaves_it_running(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, provider):
+    async with pausing(tmp_path) as desk:
         made = await desk.service.create(CreateRequest(ttl=10.0, on_timeout="pause"))
-        provider.refuse.add(made.id)
+        desk.provider.before_pause = refuse
         with pytest.raises(ConflictError):
             await desk.service.pause(made.id)
         found = desk.service.get(made.id)
@@ -164,33 +93,18 @@ async def test_a_pause_that_fails_leaves_it_running(tmp_path: Path) -> None:
         await desk.service.exec(made.id, TRUE)
 
 
-async def test_pauses_resumes_and_deletes_at_once_leave_nothing_half(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, provider):
-        made = await desk.service.create(CreateRequest(auto_resume=True))
-        calls: list[Any] = []
-        for _ in range(10):
-            calls += [desk.service.pause(made.id), desk.service.resume(made.id)]
-            calls += [desk.service.exec(made.id, TRUE)]
-        await asyncio.gather(*calls)
-        state = desk.service.get(made.id).state
-        assert (made.id in provider.paused) is (state is State.PAUSED)
-        await asyncio.gather(
-            desk.service.pause(made.id), desk.service.delete(made.id), return_exceptions=True
-        )
-        assert desk.world.agents == {}
-
-
 async def test_a_restart_keeps_it_paused_and_its_end(tmp_path: Path) -> None:
     world, clock = World(), TurnedClock()
     options: dict[str, Any] = {"world": world, "clock": clock, "paused_ttl": 1000.0}
-    async with pausing(tmp_path, drain="keep", **options) as (desk, _):
+    async with pausing(tmp_path, drain="keep", **options) as desk:
         request = CreateRequest(ttl=10.0, on_timeout="pause", auto_resume=True)
         made = await desk.service.create(request)
         paused = await desk.service.pause(made.id)
-    async with pausing(tmp_path, **options) as (desk, provider):
+    world.agents[made.id].paused = False
+    async with pausing(tmp_path, **options) as desk:
         found = desk.service.get(made.id)
         assert found.state is State.PAUSED and found.expires_at == paused.expires_at
-        assert provider.paused == {made.id}  # by this server, once more
+        assert world.agents[made.id].paused, "by this server, once more"
         await desk.service.exec(made.id, TRUE)
         assert desk.service.get(made.id).state is State.RUNNING
 
@@ -204,12 +118,3 @@ async def test_a_provider_that_cannot_says_so_before_anything_starts(tmp_path: P
         with pytest.raises(NotSupportedError):
             await desk.service.pause(made.id)
         await desk.service.exec(made.id, TRUE)
-
-
-async def test_a_call_on_a_paused_one_says_what_to_do(tmp_path: Path) -> None:
-    async with pausing(tmp_path) as (desk, _):
-        made = await desk.service.create(CreateRequest())
-        await desk.service.pause(made.id)
-        with pytest.raises(WrongStateError) as refused:
-            await desk.service.exec(made.id, TRUE)
-        assert refused.value.hint is not None and "resume" in refused.value.hint

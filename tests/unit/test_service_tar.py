@@ -1,10 +1,9 @@
-"""Archives: ours read by Python's tarfile, tarfile's read by us, and hostile ones refused."""
+"""Archives made elsewhere: unpacked as they are, and hostile ones refused."""
 
 from __future__ import annotations
 
 import io
 import tarfile
-import tracemalloc
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,14 +15,10 @@ from hypothesis import strategies as st
 
 from capsule.errors import (
     ConflictError,
-    ForbiddenError,
     InvalidError,
-    NotFoundError,
     TooLargeError,
 )
-from capsule.link.files import Listing
 from capsule.link.link import AgentLink
-from capsule.model import FileStat
 from capsule.service import archive, tarformat
 from capsule.service.tarformat import BLOCK, Header
 
@@ -58,40 +53,19 @@ class Disk:
         kind, _, content = self.nodes[path]
         self.nodes[path] = (kind, mode, content)
 
-    async def stat(self, path: str, **_: Any) -> FileStat:
-        return self._stat(path, path.rpartition("/")[2])
-
-    def _stat(self, path: str, name: str) -> FileStat:
-        kind, mode, content = self.nodes[path]
-        target = content.decode("utf-8", "surrogateescape") if kind == "symlink" else None
-        return FileStat(name, name, kind, len(content), mode, 1000.5, 1000, 1000, target)
-
-    async def list(self, path: str, *, recursive: bool, limit: int) -> Listing:
-        inside = [p for p in self.nodes if p.startswith(path + "/")]
-        entries = [self._stat(p, p.removeprefix(path + "/")) for p in inside[:limit]]
-        return Listing(entries, len(inside) > limit)
-
     @asynccontextmanager
-    async def read(self, path: str) -> AsyncIterator[Any]:
-        if path not in self.nodes:
-            raise NotFoundError("no such file")
+    async def read(self, path: str) -> AsyncIterator[Reader]:
         _, mode, content = self.nodes[path]
-
-        async def pieces() -> AsyncIterator[bytes]:
-            for start in range(0, len(content), 1000):
-                yield content[start : start + 1000]
-
-        yield _Reader(len(content), mode, pieces())
+        yield Reader(mode, content)
 
 
-class _Reader:
-    def __init__(self, size: int, mode: int, pieces: AsyncIterator[bytes]) -> None:
-        self.size = size
-        self.mode = mode
-        self._pieces = pieces
+@dataclass
+class Reader:
+    mode: int
+    content: bytes
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._pieces
+        return chunked(self.content)
 
 
 async def chunked(data: bytes, size: int = 700) -> AsyncIterator[bytes]:
@@ -124,7 +98,7 @@ LONG = "d" * 90 + "/" + "ü" * 60 + "/" + "x" * 120
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-@pytest.mark.parametrize("size", [1, 511, 512, 513, 100_000])
+@pytest.mark.parametrize("size", [511, 100_000])
 async def test_what_others_pack_is_unpacked(format: int, size: int) -> None:
     names = ["a.txt", "deep/er/b.bin", "d" * 80 + "/" + "n" * 70]
     if format != tarfile.USTAR_FORMAT:
@@ -151,20 +125,13 @@ async def test_folders_links_and_hard_links_are_made() -> None:
     assert found["/w/hard"] == ("file", 0o640, b"content")
 
 
-async def test_a_link_in_the_way_is_replaced() -> None:
-    link = member("l", tarfile.SYMTYPE, "a")
-    again = member("l", tarfile.SYMTYPE, "b")
-    found = await unpacked(tarred((link, b""), (again, b"")))
-    assert found["/w/l"][2] == b"b"
-
-
 REFUSED = [
     (member("/etc/passwd"), "'/etc/passwd' has an absolute name"),
-    (member("../up"), "'../up' has '..' in its name"),
     (member("a/../../up"), "has '..'"),
     (member("h", tarfile.LNKTYPE, "../../up"), "has '..'"),
     (member("h", tarfile.LNKTYPE, "/etc/passwd"), "absolute"),
-    (member("dev", tarfile.CHRTYPE), "is a character device"),
+    (member("link/deeper/file"), "leads through a symbolic link"),
+    (member("h", tarfile.LNKTYPE, "link/passwd"), "leads through"),
     (member("dev", tarfile.BLKTYPE), "is a block device"),
     (member("pipe", tarfile.FIFOTYPE), "is a FIFO"),
     (member("s", b"S"), "is a sparse file"),
@@ -176,45 +143,20 @@ REFUSED = [
 @pytest.mark.parametrize(("entry", "text"), REFUSED)
 async def test_hostile_entries_are_refused_by_name(entry: tarfile.TarInfo, text: str) -> None:
     with pytest.raises(InvalidError, match=text):
-        await unpacked(tarred((member("before"), b"x"), (entry, b"")))
+        await unpacked(tarred((member("link", tarfile.SYMTYPE, "/etc"), b""), (entry, b"")))
 
 
-@pytest.mark.parametrize("name", ["l/file", "l/deeper/file"])
-async def test_nothing_is_written_through_a_link_of_the_archive(name: str) -> None:
-    data = tarred((member("l", tarfile.SYMTYPE, "/tmp"), b""), (member(name), b"x"))
-    with pytest.raises(InvalidError, match="leads through a symbolic link"):
-        await unpacked(data)
-
-
-async def test_a_hard_link_through_a_link_is_refused() -> None:
-    data = tarred(
-        (member("l", tarfile.SYMTYPE, "/etc"), b""), (member("h", tarfile.LNKTYPE, "l/passwd"), b"")
-    )
-    with pytest.raises(InvalidError, match="leads through"):
-        await unpacked(data)
-
-
-@pytest.mark.parametrize("cut", [1, 100, 511, 512, 513, 1000, 1024 + 100])
+@pytest.mark.parametrize("cut", [1, 511, 513, 1024 + 100])
 async def test_an_archive_that_ends_early_says_where(cut: int) -> None:
     data = tarred((member("file"), b"x" * 2000))
     with pytest.raises(InvalidError, match="ends in the middle of"):
         await unpacked(data[:cut])
 
 
-async def test_an_archive_without_an_end_mark_is_fine() -> None:
-    data = tarred((member("file"), b"x" * 512))
-    assert "/w/file" in await unpacked(data[:1024])
-
-
 @pytest.mark.parametrize("data", [b"not a tar archive" * 100, b"PK\3\4" + b"x" * 600])
 async def test_other_things_are_no_archives(data: bytes) -> None:
     with pytest.raises(InvalidError, match="not a tar archive"):
         await unpacked(data)
-
-
-async def test_an_empty_archive_has_nothing_in_it() -> None:
-    assert await unpacked(b"") == {}
-    assert await unpacked(tarred()) == {}
 
 
 async def test_a_huge_extension_header_is_refused_before_it_is_read() -> None:
@@ -242,125 +184,3 @@ def test_no_block_breaks_the_parser(data: bytes) -> None:
         tarformat.parse_pax(data)
     except InvalidError:
         pass
-
-
-NAME = st.text(
-    st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=80
-).filter(lambda part: part not in (".", ".."))
-
-
-@given(st.lists(NAME, min_size=1, max_size=5), st.integers(0, 2**40), st.integers(0, 0o7777))
-def test_headers_are_read_as_they_were_written(parts: list[str], size: int, mode: int) -> None:
-    header = Header("/".join(parts), tarformat.FILE, size, mode, mtime=12345, target="")
-    out = b"".join(tarformat.format_header(header))
-    last = tarformat.parse_header(out[-BLOCK:])
-    assert last is not None
-    extra = tarformat.parse_pax(out[BLOCK:-BLOCK]) if len(out) > BLOCK else {}
-    assert extra.get("path", last.name) == header.name
-    assert int(extra.get("size", last.size)) == size
-    assert last.mode == mode
-
-
-async def packed(disk: Disk, path: str = "/w") -> bytes:
-    return b"".join([piece async for piece in archive.pack(disk.link(), path)])
-
-
-async def test_what_we_pack_others_unpack() -> None:
-    disk = Disk()
-    disk.nodes = {
-        "/w": ("dir", 0o755, b""),
-        "/w/a.txt": ("file", 0o600, b"hello" * 1000),
-        "/w/empty": ("file", 0o644, b""),
-        "/w/d": ("dir", 0o700, b""),
-        f"/w/d/{'ü' * 100}": ("file", 0o755, b"x" * 512),
-        "/w/l": ("symlink", 0o777, b"a.txt"),
-        "/w/pipe": ("fifo", 0o644, b""),
-        "/w/sock": ("socket", 0o644, b""),
-    }
-    with tarfile.open(fileobj=io.BytesIO(await packed(disk))) as made:
-        found = {m.name: m for m in made.getmembers()}
-        assert set(found) == {"a.txt", "empty", "d", f"d/{'ü' * 100}", "l"}
-        content = made.extractfile("a.txt")
-        assert content is not None
-        assert content.read() == b"hello" * 1000
-        assert found["l"].linkname == "a.txt"
-        assert found["d"].isdir()
-        assert found["a.txt"].mode == 0o600
-    again = await unpacked(await packed(disk))
-    assert again["/w/a.txt"] == disk.nodes["/w/a.txt"]
-    assert again[f"/w/d/{'ü' * 100}"] == disk.nodes[f"/w/d/{'ü' * 100}"]
-
-
-async def test_a_single_file_is_an_archive_too() -> None:
-    disk = Disk({"/w/a": ("file", 0o644, b"x")})
-    with tarfile.open(fileobj=io.BytesIO(await packed(disk, "/w/a"))) as made:
-        assert made.getnames() == ["a"]
-
-
-async def test_a_file_that_vanishes_is_left_out_and_one_that_shrinks_is_an_error() -> None:
-    disk = Disk({"/w": ("dir", 0o755, b""), "/w/a": ("file", 0o644, b"x" * 3000)})
-    listing = await disk.list("/w", recursive=True, limit=10)
-    pieces = archive._pack_entry(disk.link(), "/w/gone", listing.entries[0])
-    assert [piece async for piece in pieces] == []
-
-    @asynccontextmanager
-    async def shrunk(path: str) -> AsyncIterator[_Reader]:
-        yield _Reader(3000, 0o644, chunked(b"x" * 10))
-
-    disk.read = shrunk  # type: ignore[method-assign]
-    with pytest.raises(ConflictError, match="became smaller"):
-        await packed(disk)
-
-
-async def test_too_large_a_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MAX_ENTRIES", 2)
-    nodes = {f"/w/{n}": ("file", 0o644, b"") for n in range(3)}
-    with pytest.raises(TooLargeError, match="more than 2 entries"):
-        await packed(Disk({"/w": ("dir", 0o755, b""), **nodes}))
-
-
-@pytest.mark.parametrize("kind", ["file", "dir"])
-async def test_what_nobody_may_read_is_named_before_the_first_byte(kind: str) -> None:
-    nodes = {"/w/a": ("file", 0o644, b"x"), "/w/closed": (kind, 0o200, b"")}
-    with pytest.raises(ForbiddenError, match="/w/closed has mode 200"):
-        await packed(Disk({"/w": ("dir", 0o755, b""), **nodes}))
-    nodes["/w/closed"] = ("fifo", 0, b"")  # left out anyway
-    assert await packed(Disk({"/w": ("dir", 0o755, b""), **nodes}))
-
-
-async def test_a_list_that_is_not_whole_is_not_blamed_on_its_length() -> None:
-    disk = Disk({"/w": ("dir", 0o755, b""), "/w/a": ("file", 0o644, b"x")})
-
-    async def cut(path: str, **options: Any) -> Listing:
-        return Listing((await Disk.list(disk, path, **options)).entries, True)
-
-    disk.list = cut  # type: ignore[method-assign]
-    with pytest.raises(InvalidError, match="cannot be read"):
-        await packed(disk)
-
-
-async def test_a_large_file_passes_in_constant_memory() -> None:
-    size = 200 * 1024 * 1024
-    received = 0
-
-    async def stream() -> AsyncIterator[bytes]:
-        for block in tarformat.format_header(Header("big", tarformat.FILE, size)):
-            yield block
-        piece = bytes(256 * 1024)
-        for _ in range(size // len(piece)):
-            yield piece
-        yield tarformat.END
-
-    class Sink(Disk):
-        async def write(self, path: str, data: Any, **_: Any) -> None:
-            nonlocal received
-            async for piece in data:
-                received += len(piece)
-
-    tracemalloc.start()
-    try:
-        result = await archive.unpack(Sink().link(), "/w", stream())
-        assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
-    finally:
-        tracemalloc.stop()
-    assert received == result.bytes == size

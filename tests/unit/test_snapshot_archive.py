@@ -24,11 +24,10 @@ from capsule.errors import (
 )
 from capsule.model import MIB
 from capsule.providers.contract import Saved
-from capsule.providers.feed import Feed, fed
 from capsule.providers.local import layer_folder
 from capsule.providers.local.layers import Layers
 from capsule.service import snapshot_format
-from capsule.service.snapshot_format import Manifest, member, trailer
+from capsule.service.snapshot_format import Manifest, member
 from tests.unit.test_images import Entry, file, folder, hardlink, info, symlink, tar
 
 MOST = 16 * MIB
@@ -88,44 +87,23 @@ async def test_files_come_back_as_they_were(layers: Layers) -> None:
 
 HOSTILE: dict[str, list[Entry]] = {
     "dots": [TOP, file("files/workspace/../../../escape")],
-    "dots at once": [file("files/../escape")],
     "absolute": [file("/files/workspace/a")],
     "outside": [file("escape")],
     "another place": [folder("files/etc"), file("files/etc/passwd")],
-    "empty part": [TOP, file("files/workspace//a")],
     "no parent": [TOP, file("files/workspace/missing/a")],
     "through a link": [TOP, symlink("files/workspace/l", "/tmp"), file("files/workspace/l/a")],
-    "through a link to a folder": [
-        TOP,
-        folder("files/workspace/d"),
-        symlink("files/workspace/l", "d"),
-        file("files/workspace/l/a"),
-    ],
     "a place as a link": [symlink("files/workspace", "/etc")],
     "a place as a file": [file("files/tmp")],
     "hard link out": [TOP, hardlink("files/workspace/h", "/etc/passwd")],
-    "hard link by dots": [TOP, hardlink("files/workspace/h", "files/workspace/../../../x")],
     "hard link through a link": [
         TOP,
         symlink("files/workspace/l", "/etc"),
         hardlink("files/workspace/h", "files/workspace/l/passwd"),
     ],
-    "hard link to a link": [
-        TOP,
-        symlink("files/workspace/l", "/etc/passwd"),
-        hardlink("files/workspace/h", "files/workspace/l"),
-    ],
-    "hard link to nothing": [TOP, hardlink("files/workspace/h", "files/workspace/none")],
     "device": [TOP, info("files/workspace/sda", tarfile.BLKTYPE, devmajor=8)],
     "whiteout": [TOP, info("files/workspace/gone", tarfile.CHRTYPE)],
-    "fifo": [TOP, info("files/workspace/pipe", tarfile.FIFOTYPE)],
     "sparse": [TOP, info("files/workspace/s", tarfile.GNUTYPE_SPARSE)],
-    "sparse by pax": [
-        TOP,
-        info("files/workspace/s", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
-    ],
     "twice": [TOP, file("files/workspace/a"), file("files/workspace/a", b"other")],
-    "a folder twice": [TOP, TOP],
     "a file over a link": [TOP, symlink("files/workspace/a", "/x"), file("files/workspace/a")],
     "a NUL in a name": [TOP, info("x", pax_headers={"path": "files/workspace/a\0b"})],
 }
@@ -144,30 +122,10 @@ def attributes(file: Path) -> dict[str, bytes]:
     return {name: os.getxattr(file, name) for name in os.listxattr(file)}
 
 
-async def test_what_programs_noted_on_files_goes_with_them(layers: Layers) -> None:
-    await take_in(layers, TOP, file("files/workspace/a"), file("files/workspace/b"))
-    noted = {
-        "user.e2b.author": "jemänd".encode(),
-        "user.raw": b"\0\xff\n=1",
-        "user.a=b%3D\udcff": b"odd",
-        "user.empty": b"",
-    }
-    for name, value in {**noted, "user.overlay.redirect": b"/etc"}.items():
-        os.setxattr(layers.folder / "one/workspace/a", name, value)
-    archive = await given_out(layers, "one")
-    await layers.take_in("two", stream(archive + bytes(1024)), most_bytes=MOST)
-    assert attributes(layers.folder / "two/workspace/a") == noted
-    assert attributes(layers.folder / "two/workspace/b") == {}
-    with tarfile.open(fileobj=io.BytesIO(archive + bytes(1024))) as found:
-        said = found.getmember("files/workspace/a").pax_headers
-        assert said["SCHILY.xattr.user.a%3Db%253D%FF"] == "odd"
-
-
 async def test_of_attributes_no_more_is_taken_over_than_a_layer_keeps(layers: Layers) -> None:
     said = {
         "SCHILY.xattr.user.overlay.opaque": "y",
         "SCHILY.xattr.user%2Eoverlay.redirect": "/etc",
-        "SCHILY.xattr.trusted.overlay.opaque": "y",
         "SCHILY.xattr.security.capability": "x",
         "SCHILY.xattr.user." + "n" * 255: "a name that is too long",
         "SCHILY.xattr.user.big": "x" * (33 * 1024),
@@ -177,37 +135,6 @@ async def test_of_attributes_no_more_is_taken_over_than_a_layer_keeps(layers: La
     archive = shared + tar(TOP, file("files/workspace/a", pax_headers=said))
     await layers.take_in("one", stream(archive), most_bytes=MOST)
     assert attributes(layers.folder / "one/workspace/a") == {"user.kept": b"yes"}
-
-
-async def test_headers_of_one_file_are_limited_together(layers: Layers) -> None:
-    """However many there are, and whatever is in them."""
-    record = b"SCHILY.xattr.user.%d=" + b"x" * 500_000
-    headers = b""
-    for n in range(3):
-        body = b"500%03d %s\n" % (len(record % n) + 8 - 500_000, record % n)
-        header = info("x", tarfile.XHDTYPE, size=len(body)).tobuf(tarfile.USTAR_FORMAT)
-        headers += header + body + bytes(-len(body) % 512)
-    whole = tar(TOP).rstrip(b"\0")
-    whole += bytes(-len(whole) % 512)
-    with pytest.raises(InvalidError, match="extended header of 1500"):
-        await layers.take_in("one", stream(whole + headers + bytes(1024)), most_bytes=MOST)
-
-
-async def test_a_name_that_cannot_be_an_attributes_is_refused(layers: Layers) -> None:
-    bad = file("files/workspace/a", pax_headers={"SCHILY.xattr.user.a%00b": "x"})
-    with pytest.raises(InvalidError, match="attributes"):
-        await take_in(layers, TOP, bad)
-    assert os.listdir(layers.folder) == []
-
-
-async def test_attributes_of_an_overlay_are_not_taken_over(layers: Layers) -> None:
-    said = {
-        "SCHILY.xattr.user.overlay.opaque": "y",
-        "SCHILY.xattr.trusted.overlay.redirect": "/etc",
-        "SCHILY.xattr.security.capability": "x",
-    }
-    await take_in(layers, folder("files/workspace", pax_headers=said))
-    assert os.listxattr(layers.folder / "one" / "workspace") == []
 
 
 async def test_what_is_too_much_is_refused(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,20 +147,9 @@ async def test_what_is_too_much_is_refused(layers: Layers, monkeypatch: pytest.M
     long = [folder("files/workspace" + "/d" * n) for n in range(300)]
     with pytest.raises(TooLargeError, match="deep"):
         await take_in(layers, *long)
-    with pytest.raises((InvalidError, TooLargeError)):
-        await take_in(layers, TOP, file("files/workspace/" + "x" * 300))
     monkeypatch.setattr(layer_folder, "MAX_ENTRIES", 50)
     with pytest.raises(TooLargeError, match="50 files"):
         await take_in(layers, TOP, *(file(f"files/workspace/{n}") for n in range(60)))
-    assert os.listdir(layers.folder) == []
-
-
-async def test_what_follows_the_end_is_refused(layers: Layers) -> None:
-    whole = tar(TOP, file("files/workspace/a"))
-    with pytest.raises(InvalidError, match="after its end"):
-        await layers.take_in("one", stream(whole + tar(TOP)), most_bytes=MOST)
-    with pytest.raises(InvalidError, match="cut off"):
-        await layers.take_in("one", stream(whole[:1700]), most_bytes=MOST)
     assert os.listdir(layers.folder) == []
 
 
@@ -260,73 +176,6 @@ async def test_a_sender_that_fails_or_is_cancelled_leaves_nothing(layers: Layers
     assert os.listdir(layers.folder) == []
 
 
-async def test_a_reader_that_stops_stops_its_sender() -> None:
-    sent = 0
-
-    async def endless() -> AsyncGenerator[bytes, None]:
-        nonlocal sent
-        while True:
-            sent += 1
-            yield b"x" * 1000
-
-    def work(feed: Feed) -> None:
-        feed.read(10)
-        raise InvalidError("enough")
-
-    with pytest.raises(InvalidError, match="enough"):
-        await fed(endless(), work)
-    assert sent < 100
-
-
-async def test_a_stack_is_given_out_as_it_is_seen(layers: Layers) -> None:
-    await layers.take_in(
-        "low",
-        stream(
-            tar(
-                TOP,
-                file("files/workspace/changed", b"old"),
-                file("files/workspace/deleted"),
-                folder("files/workspace/anew"),
-                file("files/workspace/anew/below"),
-                folder("files/workspace/both"),
-                file("files/workspace/both/low"),
-                folder("files/workspace/now-a-file"),
-                file("files/workspace/now-a-file/x"),
-            )
-        ),
-        most_bytes=MOST,
-    )
-    await layers.take_in(
-        "high",
-        stream(
-            tar(
-                TOP,
-                file("files/workspace/changed", b"new"),
-                folder("files/workspace/anew"),
-                file("files/workspace/anew/above"),
-                folder("files/workspace/both"),
-                file("files/workspace/both/high"),
-                file("files/workspace/now-a-file"),
-            )
-        ),
-        most_bytes=MOST,
-    )
-    high = layers.folder / "high" / "workspace"
-    os.mknod(high / "deleted", stat.S_IFCHR, os.makedev(0, 0))
-    os.setxattr(high / "anew", "user.overlay.opaque", b"y")
-    data = await given_out(layers, "high", "low") + bytes(1024)
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        names = [name.removeprefix("files/workspace") for name in archive.getnames()]
-        changed = archive.extractfile("files/workspace/changed")
-        assert changed is not None and changed.read() == b"new"
-    assert names == [
-        *("", "/changed", "/now-a-file", "/anew", "/anew/above", "/both", "/both/high"),
-        "/both/low",
-    ]
-    with pytest.raises(TooLargeError):
-        await given_out(layers, "high", "low", most=5)
-
-
 def whole(*entries: Entry, about: Manifest = ABOUT) -> bytes:
     async def run() -> bytes:
         members = stream(tar(*entries).rstrip(b"\0").ljust(512, b"\0"))
@@ -336,8 +185,6 @@ def whole(*entries: Entry, about: Manifest = ABOUT) -> bytes:
 
 
 GOOD = whole(TOP, file("files/workspace/a", bytes(range(256)) * 2))
-
-
 PACKED = gzip.compress(GOOD)
 
 
@@ -370,8 +217,6 @@ async def test_what_is_no_snapshot_says_so() -> None:
     for data in (b"", b"hello", tar(TOP), bytes(5000), b"\x1f\x8b garbage", gzip.compress(b"")):
         with pytest.raises(InvalidError):
             await read(data)
-    with pytest.raises(InvalidError, match="manifest cannot be read"):
-        await read(member("manifest.json", b"{}") + trailer("0" * 64))
     with pytest.raises(TooLargeError, match="manifest"):
         await read(member("manifest.json", bytes(2 * MIB)))
     newer = member("manifest.json", b'{"format": "capsule-snapshot", "version": 2,'
@@ -380,17 +225,8 @@ async def test_what_is_no_snapshot_says_so() -> None:
         await read(newer)
 
 
-def bomb(size: int) -> bytes:
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=9) as out:
-        out.write(GOOD[:1024])
-        for _ in range(size // MIB):
-            out.write(bytes(MIB))
-    return packed.getvalue()
-
-
 async def test_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = bomb(80 * MIB)
+    packed = gzip.compress(GOOD[:1024] + bytes(80 * MIB))
     with pytest.raises(TooLargeError, match="100 to 1"):
         await read(packed, most=1024 * MIB, size=65536)
     monkeypatch.setattr(snapshot_format, "GIB", 0)

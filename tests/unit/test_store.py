@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import sys
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 import pytest_asyncio
 
 from capsule.catalog import load_catalog
-from capsule.errors import ConflictError, NoSpaceError, UnavailableError
+from capsule.errors import ConflictError, NoSpaceError
 from capsule.model import Isolation, Limits, SandboxId, State, Unenforced
 from capsule.service.carry import Session
-from capsule.service.database import TRIM_AFTER
 from capsule.service.entry import Record
-from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore, create_scope
-from capsule.service.values import Volume
-from tests.support import ROOT
+from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore
 
 PYTHON = load_catalog(None)["python"]
 
@@ -95,16 +88,6 @@ async def test_saving_again_replaces_and_removing_takes_all_of_it(store: SqliteS
     assert await store.find("a", "k") is None
 
 
-async def test_the_first_claim_holds(store: SqliteStore) -> None:
-    first = Claim("a", "k", "f", "e1", 1.0)
-    assert await store.claim(first) is first
-    assert await store.claim(Claim("a", "k", "other", "e2", 2.0)) == first
-    other = Claim("b", "k", "f", "e3", 1.0)
-    assert await store.claim(other) is other
-    await store.release("a", "k")
-    assert await store.find("a", "k") is None
-
-
 async def test_records_and_their_claim_come_together_or_not_at_all(store: SqliteStore) -> None:
     await store.save(record("a"), claim=Claim(CREATE, "k", "f", "a", 1.0))
     with pytest.raises(ConflictError):
@@ -123,54 +106,6 @@ async def test_claims_of_creates_are_kept_a_day_and_as_long_as_the_sandbox(
     assert kept == ["old-alive", "new-gone"]
 
 
-async def test_claims_of_execs_are_bounded(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("capsule.service.store.MAX_CLAIMS", 3)
-    for n in range(5):
-        await store.claim(Claim("a", f"k{n}", "f", "e", float(n)))
-    await store.maintain(10.0)
-    assert [n for n in range(5) if await store.find("a", f"k{n}")] == [2, 3, 4]
-
-
-async def test_a_locked_database_is_unavailable_soon_and_the_loop_goes_on(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("capsule.service.database.PATIENCE", 0.3)
-    other = sqlite3.connect(store._path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    worst = 0.0
-
-    async def watch_lag() -> None:
-        nonlocal worst
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.005)
-            worst = max(worst, time.monotonic() - before)
-
-    watcher = asyncio.create_task(watch_lag())
-    began = time.monotonic()
-    with pytest.raises(UnavailableError, match="locked"):
-        await store.save(record("a"))
-    assert time.monotonic() - began < 2.0
-    watcher.cancel()
-    assert worst < 0.25  # a loop that waited for the lock would have stood still for 0.3
-    other.execute("ROLLBACK")
-    other.close()
-    await store.save(record("a"))
-
-
-async def test_a_lock_that_passes_is_waited_for(store: SqliteStore) -> None:
-    other = sqlite3.connect(store._path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    saving = asyncio.create_task(store.save(record("a")))
-    await asyncio.sleep(0)
-    assert not saving.done()
-    other.execute("ROLLBACK")
-    other.close()
-    await saving
-
-
 async def test_a_full_disk_is_no_space_and_passes(store: SqliteStore) -> None:
     db = store._db._db
     assert db is not None
@@ -187,125 +122,6 @@ async def test_a_full_disk_is_no_space_and_passes(store: SqliteStore) -> None:
     assert len(await store.load()) == 2
 
 
-async def test_maintenance_keeps_the_log_small(store: SqliteStore) -> None:
-    for n in range(200):
-        await store.save(record(str(n)))
-    await store.maintain(0.0)
-    log = store._path.with_name("capsule.db-wal")
-    size = log.stat().st_size
-    for n in range(100):
-        await store.save(record(str(n)))
-    assert log.stat().st_size <= size, "it is written from its beginning again"
-
-
-@pytest.mark.slow  # much is written
-async def test_the_log_stays_small_while_much_is_written(store: SqliteStore) -> None:
-    log, done = store._path.with_name("capsule.db-wal"), False
-
-    async def trim() -> None:
-        while not done:
-            await store.trim()
-            await asyncio.sleep(0)
-
-    trimming = asyncio.create_task(trim())
-    sizes = []
-    for n in range(30 * TRIM_AFTER):
-        await store.save(record(str(n % 10)))
-        await asyncio.sleep(0)
-        sizes.append(log.stat().st_size)
-    done = True
-    await trimming
-    assert max(sizes) > 100_000, "it was written at all"
-    assert max(sizes) < 10 * max(sizes[:TRIM_AFTER]), "and does not grow with what was written"
-
-
-_WRITER = """
-import asyncio, sys
-from pathlib import Path
-from tests.unit.test_store import record
-from capsule.service.store import SqliteStore
-
-async def main():
-    store = SqliteStore(Path(sys.argv[1]))
-    await store.open()
-    for n in range(50):
-        await store.save(record(str(n)))
-    print("saved", flush=True)
-    await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-async def test_a_killed_writer_loses_nothing_it_was_told_is_saved(tmp_path: Path) -> None:
-    """The log is not synced, and need not be: what the kernel has survives a kill -9."""
-    path = tmp_path / "capsule.db"
-    writer = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _WRITER, str(path), cwd=ROOT, stdout=asyncio.subprocess.PIPE
-    )
-    assert writer.stdout is not None
-    assert await writer.stdout.readline() == b"saved\n"
-    writer.kill()
-    await writer.wait()
-    store = SqliteStore(path)
-    await store.open()
-    assert len(await store.load()) == 50
-    await store.aclose()
-
-
-async def test_what_was_recorded_before_there_were_tenants_is_the_default_tenants(
-    tmp_path: Path,
-) -> None:
-    """A database as the first format had it, with rows that name no tenant."""
-    path = tmp_path / "capsule.db"
-    body = msgspec.to_builtins(record("old"), enc_hook=dict)
-    del body["tenant"]
-    volume = {"name": "data", "id": "v1", "provider": "local", "created": 1.0}
-    with sqlite3.connect(path) as db:
-        db.executescript(FIRST_FORMAT)
-        row = ("old", 1000.0, "running", msgspec.json.encode(body))
-        db.execute("INSERT INTO sandboxes VALUES (?, ?, ?, ?)", row)
-        db.execute("INSERT INTO claims VALUES ('create', 'k', 'f', 'old', 1.0)")
-        kept = ("volume", "data", 1.0, msgspec.json.encode(volume))
-        db.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", kept)
-    db.close()
-    store = SqliteStore(path)
-    await store.open()
-    (found,) = await store.load()
-    assert (found.id, found.tenant) == ("old", "default")
-    (old,) = await store.load_kept("volume", Volume)
-    assert old == Volume("data", "v1", "local", 1.0)
-    assert await store.find(create_scope("default"), "k") is not None
-    assert await store.find(create_scope("blue"), "k") is None
-    await store.save(record("new", tenant="blue"))
-    again = await reopened(store)
-    assert {r.id: r.tenant for r in await again.load()} == {"old": "default", "new": "blue"}
-    await again.aclose()
-    with sqlite3.connect(path) as db:  # which a server without tenants refuses
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
-    db.close()
-
-
-FIRST_FORMAT = """
-CREATE TABLE sandboxes (
-    id TEXT PRIMARY KEY, created REAL NOT NULL, state TEXT NOT NULL, body BLOB NOT NULL
-);
-CREATE TABLE claims (
-    scope TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, target TEXT NOT NULL,
-    at REAL NOT NULL, PRIMARY KEY (scope, key)
-) WITHOUT ROWID;
-CREATE INDEX claims_by_age ON claims (scope, at);
-CREATE TABLE sessions (
-    sandbox TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (sandbox, name)
-) WITHOUT ROWID;
-CREATE TABLE kept (
-    kind TEXT NOT NULL, name TEXT NOT NULL, created REAL NOT NULL, body BLOB NOT NULL,
-    PRIMARY KEY (kind, name)
-) WITHOUT ROWID;
-PRAGMA user_version = 1;
-"""
-
-
 async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "capsule.db"
     db = sqlite3.connect(path)
@@ -313,14 +129,3 @@ async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(ConflictError, match="format 99"):
         await SqliteStore(path).open()
-
-
-async def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "capsule.db"
-    path.write_bytes(b"this is no database, whatever its name says" * 100)
-    with pytest.raises(UnavailableError, match="is damaged"):
-        await SqliteStore(path).open()
-
-
-async def test_records_are_private(store: SqliteStore) -> None:
-    assert store._path.stat().st_mode & 0o077 == 0

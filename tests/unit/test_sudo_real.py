@@ -2,73 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 import textwrap
-from importlib.resources import files
-from pathlib import Path
 
 import pytest
 
-from capsule.catalog import load_catalog
-from capsule.providers.registry import make_provider
 from capsule.service import CreateRequest, ExecCall
-from tests.support import backends, eventually
-from tests.support.backends import Backend
-from tests.unit.test_service_real import folder, serving
+from tests.unit.test_service_real import folder
 from tests.unit.test_users_real import Sandbox, base
 
 __all__ = ["base", "folder"]
 
 pytestmark = pytest.mark.real
 
-VISITS = 32  # as in agent.h
-
 
 async def test_the_usual_options(base: Sandbox) -> None:
     said = await base.sh(
         "sudo -n -E id -u; sudo -u root -i pwd; sudo A=1 sh -c 'echo $A'; sudo -nH -u '#0' whoami;"
-        " sudo --user=root --chdir=/tmp -- pwd; sudo -s echo 'a  b'; sudo -u '#1000' id -u;"
-        " cd /var; sudo pwd; sudo -v; sudo -l | tail -1"
+        " sudo -s echo a; cd /var; sudo pwd; sudo -v"
     )
-    assert said.split() == ["0", "/root", "1", "root", "/tmp", "a", "b", "1000", "/var",
-                            "(root)", "NOPASSWD:", "ALL"]  # fmt: skip
-    assert "a  b" in said
-
-
-async def test_root_needs_nobody_for_it(base: Sandbox) -> None:
-    script = "sudo -n -E id -u; sudo -u root -i pwd; sudo A=1 sh -c 'echo $A'"
-    assert (await base.sh(script, user="root")).split() == ["0", "/root", "1"]
+    assert said.split() == ["0", "/root", "1", "root", "a", "/var"]
 
 
 async def test_the_environment_is_roots(base: Sandbox) -> None:
-    env = {
-        "SECRET": "1",
-        "LC_TIME": "C",
-        "PATH": "/tmp:/opt/capsule/bin:/usr/local/bin:/usr/bin:/bin",
-    }
-    script = "sudo env > /tmp/plain; sudo -E env > /tmp/kept; sudo --preserve-env=SECRET env"
-    named = await base.sh(script, env=env)
-    plain, kept = await base.sh("cat /tmp/plain"), await base.sh("cat /tmp/kept")
+    env = {"SECRET": "1", "PATH": "/tmp:/opt/capsule/bin:/usr/local/bin:/usr/bin:/bin"}
+    plain = await base.sh("sudo env", env=env)
+    kept = await base.sh("sudo -E env", env=env)
     for line in ("HOME=/root", "USER=root", "LOGNAME=root", "SUDO_UID=1000", "SUDO_GID=1000"):
         assert f"{line}\n" in plain
-    assert "LC_TIME=C" in plain and "SECRET" not in plain and "/tmp:" not in plain
-    assert "SUDO_COMMAND=/usr/bin/env\n" in plain
-    assert "SECRET=1" in kept and "HOME=/home/user" in kept and "SECRET=1" in named
+    assert "SECRET" not in plain and "/tmp:" not in plain
+    assert "SECRET=1" in kept
 
 
 ENDS = {
     "sudo sh -c 'exit 3'": (3, ""),
     "sudo sh -c 'kill -TERM $$'": (143, ""),
-    "sudo": (1, "what is to be run"),
     "sudo nothing-like-it": (1, "sudo: nothing-like-it: command not found"),
-    "sudo /etc/passwd": (1, "unable to execute /etc/passwd: Permission denied"),
     "sudo -u nobody id": (1, "nobody in this sandbox to become but root"),
-    "sudo -u stranger id": (1, "unknown user stranger"),
     "sudo -Z id": (1, "-Z: no such option here"),
-    "sudo -D /nowhere id": (1, "unable to change directory to /nowhere: No such file or directory"),
-    "sudo -T 1 id": (1, "-T: no such option here"),
-    "sudo --group=user id": (1, "--group=user: no such option here"),
-    "sudo /tmp/a=b/c": (1, "unable to execute /tmp/a=b/c: No such file or directory"),
 }
 
 
@@ -79,31 +49,11 @@ async def test_how_it_ends(base: Sandbox) -> None:
         assert said in done.stderr.decode()
 
 
-async def test_what_the_caller_ignores_and_its_mask_are_the_programs(base: Sandbox) -> None:
-    script = (
-        "umask 077; sudo sh -c umask; trap '' HUP TERM;"
-        " sudo sh -c 'kill -HUP $$; kill -TERM $$; echo alive' &"
-        " kill -HUP $!; kill -TERM $!; wait $!; echo $?"
-    )
-    assert (await base.sh(script)).split() == ["0077", "alive", "0"]
-
-
 async def test_input_output_and_errors_are_the_callers(base: Sandbox) -> None:
     assert await base.sh("printf 'a\\nb\\n' | sudo sort -r | sudo tee /root/sorted") == "b\na\n"
     assert await base.sh("sudo sh -c 'echo no >&2; echo yes' 2>/dev/null") == "yes\n"
     assert await base.sh("sudo cat < /root/sorted; sudo true <&- >&- 2>&-") == "b\na\n"
-    large = await base.sh("head -c 3000000 /dev/zero | sudo cat | wc -c")
-    assert large == "3000000\n"
-
-
-async def test_signals_are_passed_on(base: Sandbox) -> None:
-    script = """
-        sudo sh -c 'trap "echo told; exit 9" USR1; echo up > /tmp/up; while :; do sleep .05; done' &
-        until [ -s /tmp/up ]; do sleep .02; done
-        kill -USR1 $!
-        wait $!; echo $?
-    """
-    assert await base.sh(textwrap.dedent(script)) == "told\n9\n"
+    assert await base.sh("head -c 3000000 /dev/zero | sudo cat | wc -c") == "3000000\n"
 
 
 ESCAPE = """
@@ -127,7 +77,10 @@ async def is_gone(base: Sandbox, pid: int) -> bool:
 
 async def test_a_timeout_ends_all_that_was_started(base: Sandbox) -> None:
     await base.service.files(base.id).write("/tmp/escape.py", ESCAPE.encode())
-    script = "sudo python3 /tmp/escape.py; sudo sleep 7654 & sleep 1; cat /tmp/marks; wait"
+    script = """
+        sudo python3 /tmp/escape.py; sudo sleep 7654 &
+        until [ -s /tmp/marks ]; do sleep .02; done; cat /tmp/marks; wait
+    """
     done = await base.service.exec(base.id, ExecCall(("bash", "-lc", script), timeout=2))
     assert done.exit.reason == "timed_out"
     assert not await alive(base, "7654") and await is_gone(base, int(done.stdout))
@@ -138,7 +91,6 @@ async def test_a_kill_reaches_what_an_exec_left_that_has_ended(base: Sandbox) ->
     script = """
         sudo python3 /tmp/escape.py
         sudo sh -c 'sleep 6543 >/dev/null 2>&1 &'
-        sudo sudo sh -c 'sleep 6543 >/dev/null 2>&1 &'
         until [ -s /tmp/marks ]; do sleep .02; done
         cat /tmp/marks
     """
@@ -149,57 +101,6 @@ async def test_a_kill_reaches_what_an_exec_left_that_has_ended(base: Sandbox) ->
     assert not await base.service.kill(base.id, done.id)  # it does not run any more
     assert not await alive(base, "6543") and await is_gone(base, int(done.stdout))
     assert await alive(base, "3456")
-
-
-async def test_it_ends_when_its_caller_is_killed(base: Sandbox) -> None:
-    script = """
-        sudo sh -c 'echo up > /tmp/up; exec sleep 8765' &
-        until [ -s /tmp/up ]; do sleep .02; done
-        kill -9 $!
-        wait $!; echo $?
-    """
-    assert await base.sh(textwrap.dedent(script)) == "137\n"
-
-    async def is_over() -> bool:
-        return not await alive(base, "8765")
-
-    await eventually(is_over, what="its end")
-
-
-async def test_what_it_leaves_in_the_background_stays(base: Sandbox) -> None:
-    await base.sh("sudo sh -c 'sleep 5432 >/dev/null 2>&1 &'")
-    assert await alive(base, "5432")
-
-
-async def test_what_it_leaves_keeps_nobody_else_from_it(base: Sandbox) -> None:
-    script = f"for i in $(seq {VISITS + 1}); do sudo sh -c 'sleep 4567 >/dev/null 2>&1 &'; done"
-    assert await base.sh(f"{script}; sudo id -u", timeout=15) == "0\n"
-    assert await alive(base, "4567")
-
-
-async def test_who_comes_when_it_is_full_waits_and_can_be_told_to_go(base: Sandbox) -> None:
-    script = f"""
-        for i in $(seq {VISITS}); do sudo sh -c "echo > /tmp/up.$i; exec sleep 2345" & done
-        first=$!
-        until [ "$(ls /tmp/up.* 2>/dev/null | wc -l)" = {VISITS} ]; do sleep .02; done
-        for signal in TERM INT; do
-            env --default-signal=INT sudo touch /tmp/never & waiting=$!
-            until grep -qs 'SigBlk:.*[4-7]...$' /proc/$waiting/status; do sleep .02; done
-            kill -$signal $waiting
-            wait $waiting; echo $?
-        done
-        sudo sh -c 'echo let in' & waiting=$!
-        kill $first
-        wait $waiting; ls /tmp/never 2>&1 | tail -c 26
-        kill $(jobs -p); wait
-    """
-    said = await base.sh(textwrap.dedent(script), timeout=15)
-    assert said.splitlines() == ["143", "130", "let in", "No such file or directory"]
-
-
-async def test_many_at_once(base: Sandbox) -> None:
-    script = "for i in $(seq 60); do sudo echo $i & done; wait"
-    assert sorted(map(int, (await base.sh(script)).split())) == list(range(1, 61))
 
 
 HOSTILE = """
@@ -226,11 +127,11 @@ for data in (b"", b"x", b"x" * 100_000, bytes(1000), b"\\xff" * 168, head.pack(2
             answer = send(sock, data.ljust(168, b"\\0") if len(data) == 16 else data, fds)
             assert b"cannot be read" in answer or not answer, answer
 kept = []
-for _ in range(31):  # who says nothing holds no more than his own place
+for _ in range(31):  # a silent client holds no more than its own place
     kept.append(door())
 print(subprocess.run(["sudo", "id", "-u"], capture_output=True, text=True).stdout.strip())
 for sock in kept: sock.close()
-for _ in range(500):
+for _ in range(100):
     door().close()
 try:
     thief = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -239,77 +140,18 @@ try:
 except OSError:
     print("not stolen")
 print(subprocess.run(["sudo", "id", "-u"], capture_output=True, text=True).stdout.strip())
-print(subprocess.run(["sudo", "sh", "-c", "echo $#", *["y" * 100_000] * 17], stdout=1).returncode)
 """
 
 
-async def test_whoever_asks_nonsense_is_told_so(base: Sandbox) -> None:
+async def test_a_request_that_cannot_be_read_harms_nobody(base: Sandbox) -> None:
     await base.service.files(base.id).write("/tmp/hostile.py", HOSTILE.encode())
     door = "@capsule-sudo" if base.confined else "/dev/capsule-sudo"
     said = (await base.sh(f"python3 /tmp/hostile.py {door}")).splitlines()
-    assert said == ["0", "not stolen", "0", "16", "0"]
-
-
-FULL = """
-import os, time
-try:
-    while os.fork(): pass
-    time.sleep(60)
-except OSError:
-    os.execvp("sudo", ["sudo", "id", "-u"])
-"""
-
-
-async def test_without_a_process_left_it_says_so(base: Sandbox) -> None:
-    made = await base.service.create(CreateRequest(template="base", limits={"processes": 16}))
-    small = Sandbox(base.service, made.id)
-    done = await base.service.exec(small.id, ExecCall(("python3", "-c", FULL), timeout=8))
-    assert (done.exit.exit_code, done.stdout) == (1, b"")
-    assert done.stderr.startswith(b"sudo: ")
-    await base.service.kill(small.id, done.id)
-    assert await small.sh("sudo id -u") == "0\n"
-
-
-async def test_it_stands_still_with_the_box(base: Sandbox) -> None:
-    script = "for i in $(seq 10); do sudo echo $i; touch /tmp/begun; done"
-    running = asyncio.create_task(base.sh(script))
-
-    async def has_begun() -> bool:
-        return bool(await base.sh("ls /tmp/begun 2>/dev/null; true"))
-
-    await eventually(has_begun, what="the first")
-    for _ in range(3):
-        await base.service.pause(base.id)
-        await base.service.resume(base.id)
-    assert (await running).split() == [str(i) for i in range(1, 11)]
+    assert said == ["0", "not stolen", "0"]
 
 
 async def test_a_template_without_it_says_so(base: Sandbox) -> None:
     made = await base.service.create(CreateRequest(template="python"))
-    for option in ("id", "-v", "-k", "-l"):
-        call = ExecCall(("/opt/capsule/bin/sudo", option))
-        done = await base.service.exec(made.id, call)
-        assert (done.exit.exit_code, done.stdout) == (1, b"")
-        assert b"`sudo: true`" in done.stderr and b'user="root"' in done.stderr
-
-
-@pytest.fixture
-def with_mine(folder: Path, tmp_path: Path) -> Path:
-    """A server whose template `mine` is `python` with sudo."""
-    plain = files("capsule") / "templates" / "python.yaml"
-    text = plain.read_text().replace("name: python ", "name: mine ")
-    (tmp_path / "mine.yaml").write_text(text.replace("\nsudo: false\n", "\nsudo: true\n"))
-    catalog = load_catalog(tmp_path)
-    backends.register(
-        folder,
-        Backend(make=lambda config: make_provider("local", config, catalog), catalog=catalog),
-    )
-    return folder
-
-
-async def test_a_template_says_that_it_has_it_and_no_more(with_mine: Path) -> None:
-    async with serving(with_mine) as service:
-        sandbox = Sandbox(service, (await service.create(CreateRequest(template="mine"))).id)
-        assert await sandbox.sh("sudo id -u; sudo -v; echo $?") == "0\n0\n"
-        done = await service.exec(sandbox.id, ExecCall(("sudo", "whoami")))
-        assert done.stdout == b"root\n"
+    done = await base.service.exec(made.id, ExecCall(("/opt/capsule/bin/sudo", "id")))
+    assert (done.exit.exit_code, done.stdout) == (1, b"")
+    assert b"`sudo: true`" in done.stderr and b'user="root"' in done.stderr
