@@ -20,7 +20,7 @@ ADMIN = "correct-horse-battery-staple"
 def test_changes_are_in_the_audit_log_and_reads_are_not() -> None:
     with real_server(API_KEYS=ADMIN) as server:
         key = {"x-api-key": ADMIN}
-        sandbox = Sandbox.create(**parameters(server, ADMIN))
+        sandbox = Sandbox.create(**parameters(server, ADMIN))  # type: ignore[arg-type]
         id = sandbox.sandbox_id
 
         def entries(count: int, word: str) -> list[dict[str, Any]]:

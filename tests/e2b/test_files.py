@@ -89,7 +89,7 @@ def test_a_missing_file_or_one_of_another_type_is_an_error(shared: Sandbox, fold
         lambda: shared.files.list(nothing),
         lambda: shared.files.rename(nothing, f"{folder}/other"),
     ):
-        with pytest.raises(FileNotFoundException, match="does not exist"):
+        with pytest.raises(FileNotFoundException):
             missing()
     for wrong in (
         lambda: shared.files.read(folder),

@@ -226,7 +226,7 @@ def test_internet_access_is_refused(e2b: E2B) -> None:
         assert info.network == network
         assert made.traffic_access_token
         made.update_network({"deny_out": ["0.0.0.0/0"]})
-        assert made.get_info().network["deny_out"] == ["0.0.0.0/0"]  # type: ignore[index]
+        assert made.get_info().network["deny_out"] == ["0.0.0.0/0"]
         again = e2b.Sandbox.connect(made.sandbox_id)
         assert again.traffic_access_token == made.traffic_access_token
     with e2b.Sandbox.create() as public:
