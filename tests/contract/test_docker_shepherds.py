@@ -94,17 +94,6 @@ async def test_a_signal_for_one_that_ended_reaches_nobody(subject: Subject) -> N
         assert await subject.is_alive(second.pid)
 
 
-async def test_what_is_asked_for_during_a_save_begins_afterwards(subject: Subject) -> None:
-    await subject.link.write("large", os.urandom(8 * MIB))
-    pieces = subject.link.save({})
-    await anext(pieces)  # the box stands still, and the rest waits for us
-    begun = asyncio.create_task(subject.output("echo begun"))
-    assert not (await asyncio.wait({begun}, timeout=0.3))[0]
-    async for _ in pieces:
-        pass
-    assert await begun == "begun"
-
-
 @pytest.mark.parametrize("runtime", ["runc"])
 async def test_one_that_dies_takes_its_program_along(subject: Subject, engine: EngineApi) -> None:
     async with await subject.start("sleep", "1000") as stream:
