@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule.errors import ForbiddenError, NotSupportedError, UnavailableError
+from capsule.errors import ForbiddenError, NotSupportedError
 from capsule.model import MIB, Isolation, Limits, Reason, SandboxId, SandboxSpec, Template, User
 from capsule.providers.contract import Adjustable, Measured, Pausable
 from capsule.providers.docker import box as boxes
@@ -19,7 +19,6 @@ from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
 from capsule.testing.harness import Subject, opened, owned, until
 from capsule.testing.users import AT_HOME
-from tests.support.engine import EngineApi
 from tests.support.images import Images
 
 pytestmark = pytest.mark.real
@@ -114,24 +113,6 @@ async def test_what_is_paused_stands_still_and_goes_on(
 
 async def counted(subject: Subject) -> int:
     return int(await subject.content("count") or 0) if await subject.exists("count") else 0
-
-
-async def test_what_was_killed_outside_is_gone_and_can_be_cleared_away(
-    provider: DockerProvider, images: Images, engine: EngineApi, run_dir: Path
-) -> None:
-    subject = await launched(provider, images.python)
-    handle = subject.box.handle
-    await asyncio.to_thread(engine.call, "POST", f"/containers/{handle.data['container']}/kill")
-
-    async def gone() -> bool:
-        return await provider.adopt(handle) is None
-
-    await until(gone, what="the Engine knows")
-    with pytest.raises(UnavailableError):
-        await subject.link.ping()
-    await provider.discard(handle)
-    assert await owned(provider) == []
-    assert not list((run_dir / "docker").iterdir())
 
 
 async def test_two_servers_on_one_engine_do_not_see_each_other(

@@ -55,19 +55,6 @@ async def test_one_serves_the_next_exec_too(subject: Subject) -> None:
     assert len(set(served)) <= 2, "and the one that is made ahead under gVisor"
 
 
-async def test_many_at_once_have_one_each(subject: Subject) -> None:
-    script = "echo $PPID; while [ ! -e go ]; do sleep 0.05; done"
-    streams = [await subject.start_sh(script) for _ in range(5)]
-    told = [await read_until(stream, b"\n") for stream in streams]
-    assert len(set(told)) == 5
-    await subject.link.write("go", b"")
-    for stream in streams:
-        await drain(stream)
-        assert stream.exit is not None and stream.exit.exit_code == 0
-        await stream.aclose()
-    assert str(await shepherd(subject)).encode() + b"\n" in told
-
-
 async def test_who_left_somebody_behind_keeps_its_own(subject: Subject) -> None:
     script = "sleep 1000 >/dev/null 2>&1 & echo $! > victim; echo $PPID"
     left = await subject.sh(script, id=subject.id("left"))

@@ -182,17 +182,6 @@ def written(base: Path) -> bytes:
     return b"".join(path.read_bytes() for path in files if path.suffix in (".db", ".json", ""))
 
 
-@pytest.mark.slow  # the SDK tries again for some seconds
-async def test_a_quota_of_the_clouds(cloud: RealServer) -> None:
-    with real_server(API_KEYS=KEY, MAX_SANDBOXES="1") as small:
-        with real_server(**settings(small)) as server:
-            async with talking(server) as api:
-                await create(api)
-                error = await refused(api)
-    assert error.code == "capacity"
-    assert "E2B has no room" in error.message
-
-
 async def attach(api: Api, box: str, exec_id: str) -> dict[str, Any]:
     """All of its output, once it is over."""
 

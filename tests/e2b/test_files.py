@@ -50,16 +50,6 @@ def test_a_file_keeps_its_mode_when_it_is_replaced(shared: Sandbox, folder: str)
     assert shared.commands.run(f"{folder}/run").stdout == "ran\n"
 
 
-def test_many_files_are_written_at_once(shared: Sandbox, folder: str) -> None:
-    names = ["one.txt", "with space.txt", "ümläut/é.txt"]
-    written = shared.files.write_files(
-        [{"path": f"{folder}/{name}", "data": name} for name in names]
-    )
-    assert [each.path for each in written] == [f"{folder}/{name}" for name in names]
-    for name in names:
-        assert shared.files.read(f"{folder}/{name}") == name
-
-
 @pytest.mark.parametrize(("gzip", "octets"), [(False, False), (False, True), (True, True)])
 def test_every_way_of_transfer_gives_the_same_bytes(
     shared: Sandbox, folder: str, gzip: bool, octets: bool

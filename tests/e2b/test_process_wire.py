@@ -6,9 +6,7 @@ import base64
 
 import pytest
 
-from tests.api.client import Api
 from tests.e2b.wire import Wire, pack
-from tests.support import eventually
 
 pytestmark = pytest.mark.real
 
@@ -122,24 +120,6 @@ async def test_numbers_may_be_text_and_null_is_nothing(wire: Wire) -> None:
         await wire.ask("/process.Process/SendSignal", process={"pid": str(pid)}, signal=15)
         rest = await frames.rest()
         assert rest[0].body["event"]["end"]["status"] == "signal: terminated"
-
-
-async def test_an_exec_of_our_own_api_can_be_connected_to(wire: Wire, api: Api) -> None:
-    script = "head -c 100000 /dev/zero; echo out >&2; sleep 60"
-    begun = await api.rpc("start", id=wire.id, cmd=["sh", "-c", script], output_limit=1000)
-    (listed,) = (await wire.ask("/process.Process/List"))["processes"]
-    assert listed["config"] == {"cmd": "sh", "args": ["-c", script]}
-
-    async def written() -> bool:
-        (found,) = (await api.rpc("execs", id=wire.id))["execs"]
-        return bool(found["stderr_bytes"])
-
-    await eventually(written, what="all of its output")
-    selector = {"process": {"pid": listed["pid"]}}
-    async with wire.stream("/process.Process/Connect", selector) as frames:
-        assert "start" in (await frames.next()).body["event"]
-        await api.rpc("kill", id=wire.id, exec_id=begun["exec_id"])
-        assert "end" in (await frames.next()).body["event"]
 
 
 @pytest.mark.parametrize("name", ["Connect", "SendInput", "Update", "CloseStdin", "SendSignal"])

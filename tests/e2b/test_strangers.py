@@ -21,7 +21,6 @@ from capsule.edge.e2b.access import Access
 from capsule.edge.e2b.doors import BEHIND
 from capsule.edge.e2b.envd import Envd
 from capsule.edge.e2b.interpreter import Interpreter
-from capsule.edge.e2b.volume_content import VolumeContent
 from capsule.edge.site import rooms_of
 from tests.api.test_tenants import (
     ANYTHING,
@@ -266,26 +265,7 @@ def test_a_link_opens_what_was_signed_alone(ways: Ways) -> None:
     ways.place.red.delete(f"/v1/sandboxes/{red}").raise_for_status()
 
 
-CONTENT = [
-    (verb, what) for what, verbs in VolumeContent(*(4 * [ANYTHING])).calls.items() for verb in verbs
-]
-
-
-@pytest.mark.parametrize(("verb", "what"), CONTENT)
-def test_a_volumes_content_is_for_its_token(ways: Ways, verb: str, what: str) -> None:
-    blues = ways.place.names["volume_id"]
-    red = ways.place.red.post("/volumes", json={"name": "reds"}).json()
-    others = [{"authorization": f"Bearer {red['token']}"}]
-    others.append({"authorization": f"Bearer {ways.access.token(ways.place.box)}"})
-    for who in (*ways.whos, *others):
-        for spelled in (str, str.upper, coded, lambda id: f"{id}%00", lambda id: f"/{id}"):
-            theirs, none = (
-                ways.http.request(verb, f"/volumecontent/{spelled(id)}/{what}?path=/", headers=who)
-                for id in (blues, "nobodys")
-            )
-            assert theirs.status_code == none.status_code == 401, theirs.text
-            assert theirs.text == none.text
-    ways.place.red.delete(f"/volumes/{red['volumeID']}").raise_for_status()
+ROUTES = [each for each in NAMED if each not in MAKES and each[1] not in EVERYBODYS]
 
 
 def test_an_upload_address_belongs_to_the_tenant_that_asked(ways: Ways) -> None:
@@ -297,9 +277,6 @@ def test_an_upload_address_belongs_to_the_tenant_that_asked(ways: Ways) -> None:
         found = ways.http.put(f"{url.path}?{urlencode({**query, **change})}", content=b"x")
         assert found.status_code == 401, found.text
     assert ways.http.put(f"{url.path[:-1]}c?{url.query}", content=b"x").status_code == 401
-
-
-ROUTES = [each for each in NAMED if each not in MAKES and each[1] not in EVERYBODYS]
 
 
 @pytest.mark.parametrize(("verb", "path"), ROUTES)

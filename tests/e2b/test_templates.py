@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import secrets
-import tarfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,21 +170,6 @@ def test_no_step_becomes_an_instruction(site: Site, tmp_path: Path) -> None:
             Template.build(Template().from_image(site.image), bad, **site.options)
 
 
-def test_uploads_are_checked(site: Site) -> None:
-    """What an archive may hold is in tests/unit/test_e2b_script.py."""
-    with httpx.Client(base_url=site.server.url, timeout=30) as http:
-        for content, problem in (
-            (_tar(tarfile.TarInfo("../up")), "leaves its folder"),
-            (b"no tar at all" * 100, "is no tar"),
-        ):
-            status = _built(http, site, content)
-            assert status["status"] == "error"
-            assert problem in status["reason"]["message"]
-        place = http.get(f"/templates/x/files/{'ab' * 32}").json()["url"]
-        for url in (place + "0", place.replace("default", "other"), place.replace("abab", "abac")):
-            assert http.put(url, content=b"").status_code == 401
-
-
 async def test_templates_of_the_asynchronous_sdk(site: Site) -> None:
     name = site.name()
     template = AsyncTemplate().from_image(site.image).run_cmd("echo async > v")
@@ -208,26 +191,3 @@ async def test_templates_of_the_asynchronous_sdk(site: Site) -> None:
     ):
         with pytest.raises(TemplateException, match="404"):
             await call
-
-
-def _built(http: httpx.Client, site: Site, upload: bytes) -> dict[str, Any]:
-    hash = secrets.token_hex(32)
-    asked = http.post("/v3/templates", json={"name": site.name()}).json()
-    place = http.get(f"/templates/{asked['templateID']}/files/{hash}")
-    assert place.status_code == 201 and place.json()["present"] is False
-    http.put(place.json()["url"], content=upload).raise_for_status()
-    step = {"type": "COPY", "args": ["up", "up", "", ""], "filesHash": hash}
-    build = f"{asked['templateID']}/builds/{asked['buildID']}"
-    body = {"fromImage": site.image, "steps": [step]}
-    assert http.post(f"/v2/templates/{build}", json=body).status_code == 202
-    while True:
-        status: dict[str, Any] = http.get(f"/templates/{build}/status").json()
-        if status["status"] not in ("building", "waiting"):
-            return status
-
-
-def _tar(member: tarfile.TarInfo) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
-        tar.addfile(member)
-    return out.getvalue()
