@@ -37,7 +37,11 @@ from tests.support.servers import RealServer, real_server
 __all__ = ["launch_of_ones_own", "provider_of_ones_own", "shelves", "subject_that_is_shared"]
 
 # One loop for all: the boxes that tests share, and the provider that holds them, live in it.
-pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(60),  # the first test waits for the cloud, a server
+]
 
 KEY = "e2b_0123456789abcdef0123456789abcdef01234567"
 

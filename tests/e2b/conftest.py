@@ -33,9 +33,13 @@ WITH_DOCKER = ("test_state.py", "test_ports.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         cell = item.callspec.params.get("cell") if hasattr(item, "callspec") else None
-        ours = item.path.parent == Path(__file__).parent
-        if ours and cell == "docker" and item.path.name not in WITH_DOCKER:
+        if item.path.parent != Path(__file__).parent:
+            continue
+        if cell == "docker" and item.path.name not in WITH_DOCKER:
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("timeout") is None:
+            # A busy machine takes 20 seconds for a server, and the first test waits for the shared one.
+            item.add_marker(pytest.mark.timeout(60))
 
 
 # The first of Docker's waits for the Engine and its images.

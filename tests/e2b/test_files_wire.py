@@ -112,17 +112,6 @@ async def test_a_folder_is_listed_whole_or_not_at_all(wire: Wire) -> None:
     assert refused.json()["message"] == said
 
 
-async def test_an_entry_is_written_as_go_would(wire: Wire) -> None:
-    await put(wire, "x", b"123")
-    told = (await wire.ask(FILES + "Stat", path="~/x"))["entry"]
-    assert told["type"] == "FILE_TYPE_FILE" and told["size"] == "3" and told["mode"] == 0o644
-    assert told["permissions"] == "-rw-r--r--" and told["owner"] == "capsule"
-    await wire.run("ln -s x /workspace/link")
-    link = (await wire.ask(FILES + "Stat", path="./a/../link"))["entry"]
-    assert link["isSymlink"] and link["symlinkTarget"] == "/workspace/x"
-    assert link["permissions"] == "Lrwxrwxrwx" and link["type"] == "FILE_TYPE_FILE"
-
-
 def link(access: Access, id: str, path: str, operation: str, expires: int | None = None) -> str:
     """The address that the SDKs make of a path. It does not name the sandbox."""
     raw = f"{path}:{operation}::{access.token(id)}" + (f":{expires}" if expires else "")

@@ -102,11 +102,3 @@ test('what listens inside is reached by its name', async () => {
   while (answer.status === 502)
   assert.deepEqual([answer.status, answer.body], [200, 'from inside'])
 })
-
-test('what is over is not found', async () => {
-  const short = await Sandbox.create()
-  assert.equal(await short.kill(), true)
-  assert.equal(await short.isRunning(), false)
-  await assert.rejects(short.commands.run('true'), /not found|not running/)
-  await assert.rejects(Sandbox.connect(short.sandboxId), NotFoundError)
-})

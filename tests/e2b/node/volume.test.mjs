@@ -48,12 +48,3 @@ test('folders and what is known of files', async () => {
   assert.equal(await volume.exists('/one'), false)
   for (const call of ['readFile', 'list', 'getInfo', 'remove']) await assert.rejects(volume[call]('/none'), missing)
 })
-
-test('it is found, and not when it is gone', async () => {
-  assert.equal((await Volume.getInfo(volume.volumeId)).name, volume.name)
-  assert.ok((await Volume.list()).some((each) => each.volumeId === volume.volumeId))
-  const other = await Volume.create(`node-${randomUUID()}`)
-  assert.equal(await Volume.destroy(other.volumeId), true)
-  assert.equal(await Volume.destroy(other.volumeId), false)
-  await assert.rejects(Volume.getInfo(other.volumeId))
-})
