@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if cell == "docker" and item.path.name not in WITH_DOCKER:
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("timeout") is None:
-            # A busy machine takes 20 seconds for a server, and the first test waits for the shared one.
+            # A busy machine takes 20 seconds for a server, and the first test waits for it.
             item.add_marker(pytest.mark.timeout(60))
 
 
