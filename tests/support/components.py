@@ -171,7 +171,6 @@ COMPONENTS = {
                 or _file(str(ROOT / ".cache/vm/boot/vmlinuz-*"), "kernel to boot")()
             ),
         ),
-        Component("chromium", "pages in a browser", "apt install chromium", _programs("chromium")),
         Component("cc", "attacks in C, the agent's own tests", "apt install gcc", _programs("cc")),
         Component(
             "musl", "the agent built with musl", "apt install musl-tools", _programs("musl-gcc")
