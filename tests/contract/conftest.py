@@ -13,14 +13,32 @@ import pytest
 # These measure time, or fill a machine on purpose: nothing else should run beside them.
 ALONE = ("TestStress", "test_cpus")
 
-# Through the Engine go those that lean on the stream; what is behind it is the same agent in the
-# same container, and is tried by its socket.
+# Kinds of box that differ from others in some tests only; the rest runs with CI=true. E2B's double
+# is a relay to the same agent, and `landlock` the same agent with other ways to files, ports, root
+# and the end of programs.
+DIFFERS = {
+    "test_e2b.py": (
+        "TestLifecycle", "TestAdoption", "TestReadAndWrite", "TestOddFiles", "TestFullDisk",
+        "TestDial", "TestListen", "TestLimits", "TestRoot", "TestKill",
+    ),
+    "landlock": (
+        "TestLifecycle", "TestAtomicity", "TestOddFiles", "TestFullDisk", "TestLinks", "TestDial",
+        "TestListen", "TestLimits", "TestRoot", "TestKill", "TestBackground",
+    ),
+    "test_relayed.py": ("",),
+    "runc-engine": (),
+}  # fmt: skip
+# Of these kinds not even the tests that run alone.
+SHARED = ("test_e2b.py", "test_relayed.py")
+
+# Through the Engine run the tests that depend on the stream. Behind it is the same agent in the
+# same container, which is tried by its socket.
 THROUGH_THE_ENGINE = (
     "TestAdoption", "TestAttach", "TestConnections", "TestDial", "TestInput", "TestLifecycle",
     "TestListen", "TestOutput", "TestReadAndWrite", "TestStress", "TestTerminal", "TestWatch",
 )  # fmt: skip
 
-# Where files are copied instead of being a layer, those tests of state that this could break.
+# Where files are copied instead of being a layer, only the tests of state that this could break.
 COPIED = (
     "begins", "changed", "odd_files", "one_moment", "stays_paused", "outlive", "is_its_own",
     "undo_goes_back", "cancelled", "archive", "volume", "read_only", "is_shared",
@@ -29,13 +47,24 @@ COPIED = (
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if "tests/contract/" not in item.nodeid:
+            continue
         if any(name in item.nodeid for name in ALONE):
             item.add_marker(pytest.mark.serial)
-        if "test_docker_state.py" in item.nodeid and "test_a_long_chain" in item.nodeid:
+        if _is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
     left_out = [item for item in items if _is_left_out(item.nodeid)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not _is_left_out(item.nodeid)]
+
+
+def _is_slow(name: str) -> bool:
+    if "test_docker_state.py" in name:
+        return "test_a_long_chain" in name or "runc-engine" in name
+    if any(kind in name for kind in SHARED) and any(each in name for each in ALONE):
+        return True
+    kinds = [names for kind, names in DIFFERS.items() if kind in name]
+    return "::Test" in name and not all(any(each in name for each in some) for some in kinds)
 
 
 def _is_left_out(name: str) -> bool:

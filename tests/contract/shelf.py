@@ -1,28 +1,28 @@
-"""Boxes that are used by one test after another: to make and remove one takes most tests' time.
+"""Boxes that are used by one test after another: making and removing one takes most tests' time.
 
-What is asked of a box that was used: its processes are killed and its files removed by a program
-in it, which must succeed and find nothing left. One of which that cannot be said is removed, and so
-is one that a test destroyed; the next test gets a new one.
+After a test a program in the box kills its processes and removes its files. If that fails, or the
+test destroyed the box, the next test gets a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import pytest
 import pytest_asyncio
 
 from capsule.errors import CapsuleError
 from capsule.model import Template
 from capsule.providers.contract import Box, Provider
 from capsule.testing.harness import Launcher, NewProvider, Subject, opened, owned
+from tests.contract.conftest import folder
 
 WRITABLE = "/workspace /tmp /var/tmp /dev/shm"
-# `kill -1` is everybody of this user but the shell itself; where nobody is left, it says so.
+# `kill -1` is all processes of this user but the shell itself; it fails if there are none.
 OURS = "-not -path '*/.capsule*'"  # the agent, where it has no other place
 ALL = f"{WRITABLE} -mindepth 1 {OURS}"
 TIDY = f"kill -9 -1 2>/dev/null; find {ALL} -delete && find {ALL}"
@@ -40,16 +40,32 @@ async def launch_of_ones_own(provider: Provider, template: Template) -> Launcher
     return Launcher(provider, f"t{uuid.uuid4().hex[:10]}-", template)
 
 
-@pytest.fixture(scope="session")
-def shared_dirs() -> Iterator[ExitStack]:
-    """For what the boxes on a shelf need, for as long as they stand there."""
-    with ExitStack() as held:
-        yield held
+# A module of tests names its boxes: `box_kind`, and `make_provider` of a folder. Its session
+# fixture `backend` is what they need to the end.
+MakeProvider = Callable[[Path], Provider]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shelves(backend: object) -> AsyncIterator[Shelves]:
+    with ExitStack() as folders:
+        made = Shelves(folders)
+        yield made
+        await made.aclose()
+
+
+@pytest_asyncio.fixture(name="subject", loop_scope="session")
+async def subject_that_is_shared(
+    shelves: Shelves, box_kind: object, make_provider: MakeProvider, template: Template
+) -> AsyncIterator[Subject]:
+    shelf = await shelves.of(box_kind, make_provider, template)
+    subject = await shelf.take()
+    yield subject
+    await shelf.put_back(subject)
 
 
 @dataclass(slots=True)
 class Shelf:
-    """Owns an open provider and at most one box that nobody uses."""
+    """Owns an open provider and at most one box that is not in use."""
 
     provider: Provider
     template: Template
@@ -92,14 +108,15 @@ async def _is_clean(subject: Subject) -> bool:
 class Shelves:
     """One for each kind of box, made when it is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, folders: ExitStack) -> None:
+        self._folders = folders
         self._all: dict[object, Shelf] = {}
 
-    async def of(self, kind: object, make: Callable[[], Shelf]) -> Shelf:
+    async def of(self, kind: object, make: MakeProvider, template: Template) -> Shelf:
         if kind not in self._all:
-            shelf = make()
-            await shelf.provider.open()
-            self._all[kind] = shelf
+            provider = make(self._folders.enter_context(folder()))
+            await provider.open()
+            self._all[kind] = Shelf(provider, template, f"s{uuid.uuid4().hex[:10]}-")
         return self._all[kind]
 
     async def aclose(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from capsule.providers.fake import (
     DiesAtLaunch,
     DiesMidExec,
     LiesAboutExit,
-    NeverReady,
     RefusesDestroy,
-    SlowLaunch,
 )
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
@@ -35,22 +32,6 @@ async def real(data_dir: Path, run_dir: Path, agent_binary: Path) -> AsyncIterat
 
 def launcher(provider: Provider) -> Launcher:
     return Launcher(provider, f"c{id(provider):x}-", Template("crooked"))
-
-
-async def test_a_slow_launch_still_works(real: Provider) -> None:
-    launch = launcher(SlowLaunch(real, delay=0.3))
-    began = asyncio.get_running_loop().time()
-    subject = await launch()
-    assert asyncio.get_running_loop().time() - began >= 0.3
-    assert await subject.output("echo alive") == "alive"
-
-
-async def test_what_is_never_ready_can_be_given_up(real: Provider) -> None:
-    launch = launcher(NeverReady(real))
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1.0):
-            await launch()
-    assert await owned(real) == []
 
 
 async def test_what_dies_at_launch_leaves_nothing(real: Provider) -> None:

@@ -5,32 +5,27 @@ from __future__ import annotations
 
 import glob
 import os
-import uuid
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import pytest_asyncio
 
 from capsule.model import Handle, Template
 from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
-from capsule.testing.harness import Leftovers, NewProvider, Subject
+from capsule.testing.harness import Leftovers, NewProvider
 from capsule.testing.suite import *  # noqa: F403  # the tests
-from tests.contract.conftest import folder
 from tests.contract.shelf import (
-    Shelf,
-    Shelves,
+    MakeProvider,
     launch_of_ones_own,
     provider_of_ones_own,
-    shared_dirs,
+    shelves,
+    subject_that_is_shared,
 )
 from tests.support.engine import EngineApi
 from tests.support.images import Images
 
-__all__ = ["launch_of_ones_own", "provider_of_ones_own", "shared_dirs"]  # fixtures
+__all__ = ["launch_of_ones_own", "provider_of_ones_own", "shelves", "subject_that_is_shared"]
 
 # One loop for all: the boxes that tests share, and the provider that holds them, live in it.
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -100,36 +95,19 @@ def provider_of(kind: Kind, url: str, where: Path, agent: Path) -> DockerProvide
     )
 
 
+@pytest.fixture(scope="session")
+def backend(engine: EngineApi) -> EngineApi:
+    return engine
+
+
+@pytest.fixture
+def make_provider(box_kind: Kind, docker_url: str, agent_binary: Path) -> MakeProvider:
+    return lambda where: provider_of(box_kind, docker_url, where, agent_binary)
+
+
 @pytest.fixture
 def new_provider(box_kind: Kind, docker_url: str, run_dir: Path, agent_binary: Path) -> NewProvider:
     return lambda: provider_of(box_kind, docker_url, run_dir, agent_binary)
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shelves(shared_dirs: ExitStack, engine: EngineApi) -> AsyncIterator[Shelves]:
-    made = Shelves()
-    yield made
-    await made.aclose()  # before its folders, and before the Engine
-
-
-@pytest_asyncio.fixture(name="subject", loop_scope="session")
-async def subject_that_is_shared(
-    shelves: Shelves,
-    box_kind: Kind,
-    docker_url: str,
-    shared_dirs: ExitStack,
-    agent_binary: Path,
-    template: Template,
-) -> AsyncIterator[Subject]:
-    def make() -> Shelf:
-        where = shared_dirs.enter_context(folder())
-        provider = provider_of(box_kind, docker_url, where, agent_binary)
-        return Shelf(provider, template, f"s{uuid.uuid4().hex[:10]}-")
-
-    shelf = await shelves.of(box_kind, make)
-    subject = await shelf.take()
-    yield subject
-    await shelf.put_back(subject)
 
 
 @pytest.fixture(name="leftovers")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from capsule.errors import ForbiddenError, NotSupportedError, UnavailableError
+from capsule.errors import ForbiddenError, NotSupportedError
 from capsule.model import MIB, Isolation, Limits, Reason, SandboxId, SandboxSpec, Template, User
 from capsule.providers.contract import Adjustable, Measured, Pausable
 from capsule.providers.docker import box as boxes
@@ -19,7 +19,6 @@ from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
 from capsule.testing.harness import Subject, opened, owned, until
 from capsule.testing.users import AT_HOME
-from tests.support.engine import EngineApi
 from tests.support.images import Images
 
 pytestmark = pytest.mark.real
@@ -107,36 +106,13 @@ async def test_what_is_paused_stands_still_and_goes_on(
             return await counted(subject) > before
 
         await until(goes_on, what="it counts on")
-
-
-async def counted(subject: Subject) -> int:
-    return int(await subject.content("count") or 0) if await subject.exists("count") else 0
-
-
-async def test_a_paused_box_can_be_removed(provider: DockerProvider, images: Images) -> None:
-    subject = await launched(provider, images.python)
-    assert isinstance(subject.box, Pausable)
     await subject.box.pause()
     await subject.box.destroy()
     assert await owned(provider) == []
 
 
-async def test_what_was_killed_outside_is_gone_and_can_be_cleared_away(
-    provider: DockerProvider, images: Images, engine: EngineApi, run_dir: Path
-) -> None:
-    subject = await launched(provider, images.python)
-    handle = subject.box.handle
-    await asyncio.to_thread(engine.call, "POST", f"/containers/{handle.data['container']}/kill")
-
-    async def gone() -> bool:
-        return await provider.adopt(handle) is None
-
-    await until(gone, what="the Engine knows")
-    with pytest.raises(UnavailableError):
-        await subject.link.ping()
-    await provider.discard(handle)
-    assert await owned(provider) == []
-    assert not list((run_dir / "docker").iterdir())
+async def counted(subject: Subject) -> int:
+    return int(await subject.content("count") or 0) if await subject.exists("count") else 0
 
 
 async def test_two_servers_on_one_engine_do_not_see_each_other(
@@ -178,27 +154,6 @@ async def test_without_images_for_disks_they_are_in_memory_and_say_so(
         assert "tmpfs" in await subject.output("df /workspace")
 
 
-async def test_a_volume_of_the_image_has_a_size(
-    provider: DockerProvider, images: Images, engine: EngineApi
-) -> None:
-    def build() -> str:
-        made = engine.call("POST", "/containers/create", {"Image": images.alpine, "Cmd": ["x"]})
-        query = {"container": made["Id"], "repo": "capsule-test/volume", "changes": "VOLUME /data"}
-        engine.call("POST", "/commit", {}, **query)
-        engine.remove(made["Id"])
-        return "capsule-test/volume"
-
-    image = await asyncio.to_thread(build)
-    try:
-        before = engine.get("/volumes")["Volumes"] or []
-        subject = await launched(provider, image)
-        assert "tmpfs" in await subject.output("df /data")
-        assert len(engine.get("/volumes")["Volumes"] or []) == len(before)
-        await subject.box.destroy()
-    finally:
-        engine.call("DELETE", f"/images/{image}")
-
-
 async def test_a_runtime_that_is_not_there_is_refused_before_anything_starts(
     provider: DockerProvider, images: Images
 ) -> None:
@@ -218,15 +173,10 @@ async def test_a_runtime_below_the_least_isolation_is_refused(
         assert await owned(provider) == []
 
 
-@pytest.fixture
-def gvisor(runsc: str) -> Iterator[str]:
-    yield runsc
-
-
 async def test_gvisor_is_chosen_per_box_and_measured_from_outside(
-    provider: DockerProvider, images: Images, gvisor: str
+    provider: DockerProvider, images: Images, runsc: str
 ) -> None:
-    subject = await launched(provider, images.python, runtime=gvisor)
+    subject = await launched(provider, images.python, runtime=runsc)
     assert subject.box.isolation is Isolation.GVISOR
     assert isinstance(subject.box, Measured)
     before = await subject.box.measure(await subject.link.usage())
@@ -242,10 +192,10 @@ async def test_gvisor_is_chosen_per_box_and_measured_from_outside(
 
 
 async def test_a_share_of_cpu_holds_under_gvisor_as_the_host_counts_it(
-    provider: DockerProvider, images: Images, gvisor: str
+    provider: DockerProvider, images: Images, runsc: str
 ) -> None:
     limits = Limits(disk=16 * MIB, cpus=0.25)
-    spec = SandboxSpec(Template("test", image=images.alpine), limits, runtime=gvisor)
+    spec = SandboxSpec(Template("test", image=images.alpine), limits, runtime=runsc)
     subject = Subject(await provider.launch(SandboxId("a"), spec))
     assert isinstance(subject.box, Measured)
     async with await subject.start_sh("while :; do :; done", timeout=30):

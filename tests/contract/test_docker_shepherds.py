@@ -55,19 +55,6 @@ async def test_one_serves_the_next_exec_too(subject: Subject) -> None:
     assert len(set(served)) <= 2, "and the one that is made ahead under gVisor"
 
 
-async def test_many_at_once_have_one_each(subject: Subject) -> None:
-    script = "echo $PPID; while [ ! -e go ]; do sleep 0.05; done"
-    streams = [await subject.start_sh(script) for _ in range(5)]
-    told = [await read_until(stream, b"\n") for stream in streams]
-    assert len(set(told)) == 5
-    await subject.link.write("go", b"")
-    for stream in streams:
-        await drain(stream)
-        assert stream.exit is not None and stream.exit.exit_code == 0
-        await stream.aclose()
-    assert str(await shepherd(subject)).encode() + b"\n" in told
-
-
 async def test_who_left_somebody_behind_keeps_its_own(subject: Subject) -> None:
     script = "sleep 1000 >/dev/null 2>&1 & echo $! > victim; echo $PPID"
     left = await subject.sh(script, id=subject.id("left"))
@@ -92,17 +79,6 @@ async def test_a_signal_for_one_that_ended_reaches_nobody(subject: Subject) -> N
         await subject.link.kill(first.exec_id, signal="TERM")
         await subject.link.kill(first.exec_id)
         assert await subject.is_alive(second.pid)
-
-
-async def test_what_is_asked_for_during_a_save_begins_afterwards(subject: Subject) -> None:
-    await subject.link.write("large", os.urandom(8 * MIB))
-    pieces = subject.link.save({})
-    await anext(pieces)  # the box stands still, and the rest waits for us
-    begun = asyncio.create_task(subject.output("echo begun"))
-    assert not (await asyncio.wait({begun}, timeout=0.3))[0]
-    async for _ in pieces:
-        pass
-    assert await begun == "begun"
 
 
 @pytest.mark.parametrize("runtime", ["runc"])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from e2b import E2B
 
 from capsule.errors import ForbiddenError
@@ -21,7 +19,6 @@ from capsule.testing.harness import (
     Launcher,
     Leftovers,
     NewProvider,
-    Subject,
     opened,
     owned,
     until,
@@ -29,18 +26,22 @@ from capsule.testing.harness import (
 from capsule.testing.suite import *  # noqa: F403  # the tests
 from tests.contract.conftest import folder
 from tests.contract.shelf import (
-    Shelf,
-    Shelves,
+    MakeProvider,
     launch_of_ones_own,
     provider_of_ones_own,
-    shared_dirs,
+    shelves,
+    subject_that_is_shared,
 )
 from tests.support.servers import RealServer, real_server
 
-__all__ = ["launch_of_ones_own", "provider_of_ones_own", "shared_dirs"]  # fixtures
+__all__ = ["launch_of_ones_own", "provider_of_ones_own", "shelves", "subject_that_is_shared"]
 
 # One loop for all: the boxes that tests share, and the provider that holds them, live in it.
-pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(60),  # the first test waits for the cloud, a server
+]
 
 KEY = "e2b_0123456789abcdef0123456789abcdef01234567"
 
@@ -77,35 +78,24 @@ def provider_of(cloud: RealServer, where: Path, agent: Path, timeout: int = 900)
     return E2bProvider(settings)
 
 
+@pytest.fixture(scope="session")
+def backend(cloud: RealServer) -> RealServer:
+    return cloud
+
+
+@pytest.fixture
+def box_kind() -> str:
+    return "e2b"
+
+
+@pytest.fixture
+def make_provider(cloud: RealServer, agent_binary: Path) -> MakeProvider:
+    return lambda where: provider_of(cloud, where, agent_binary)
+
+
 @pytest.fixture
 def new_provider(cloud: RealServer, run_dir: Path, agent_binary: Path) -> NewProvider:
     return lambda: provider_of(cloud, run_dir, agent_binary)
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shelves(shared_dirs: ExitStack, cloud: RealServer) -> AsyncIterator[Shelves]:
-    made = Shelves()
-    yield made
-    await made.aclose()  # before its folders, and before the cloud
-
-
-@pytest_asyncio.fixture(name="subject", loop_scope="session")
-async def subject_that_is_shared(
-    shelves: Shelves,
-    cloud: RealServer,
-    shared_dirs: ExitStack,
-    agent_binary: Path,
-    template: Template,
-) -> AsyncIterator[Subject]:
-    def make() -> Shelf:
-        where = shared_dirs.enter_context(folder())
-        provider = provider_of(cloud, where, agent_binary)
-        return Shelf(provider, template, f"s{uuid.uuid4().hex[:10]}-")
-
-    shelf = await shelves.of("e2b", make)
-    subject = await shelf.take()
-    yield subject
-    await shelf.put_back(subject)
 
 
 @pytest.fixture(name="leftovers")

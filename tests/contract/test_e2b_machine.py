@@ -1,4 +1,4 @@
-"""The agent as E2B's own cloud has it: started by the root of a whole machine, who may do anything.
+"""The agent as in E2B's own cloud: started by the root of a whole machine, with all rights.
 
 A second Capsule gives no such root. Here the machine is this one: a process tree with mounts,
 processes and network of its own, over a root file system whose changes go with it.
@@ -27,7 +27,7 @@ from capsule.testing.harness import Subject
 from tests.support import eventually
 from tests.support.relays import RelayProcess
 
-pytestmark = [pytest.mark.real, pytest.mark.skipif(os.geteuid() != 0, reason="it takes root")]
+pytestmark = [pytest.mark.real, pytest.mark.needs("root")]
 
 BOOT = """
 set -e

@@ -1,13 +1,13 @@
 """E2B's SDKs, as users install them, against real servers.
 
-A test that asks for `cell` (or for what needs it: `place`, `e2b`, `sandbox`, …) runs twice, over
-the local provider and over Docker; `server` alone is the local one that the tests of a worker
-share.
+A test that uses `cell` (or `place`, `e2b`, `sandbox`, …, which need it) runs over the local
+provider and over Docker. `server` is the local one alone, shared by the tests of a worker.
+The same behaviour is not tried with every client: most tests use the blocking SDK, test_clients.py
+uses the asynchronous one, and node/ the one for Node.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,13 +18,28 @@ from capsule.edge.e2b.access import Access
 from tests.api.client import Api
 from tests.api.conftest import api, box
 from tests.e2b.wire import Wire
-from tests.support import component_missing
 from tests.support.images import Images
 from tests.support.servers import RealServer, real_server
 
 __all__ = ["api", "box"]  # fixtures of the other surfaces, for these tests too
 
 KEY = "e2b_0123456789abcdef0123456789abcdef01234567"
+
+# Over Docker only these run without CI=true: what the SDK asks is the same, and what the provider
+# does differently shows in them.
+WITH_DOCKER = ("test_state.py", "test_ports.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        cell = item.callspec.params.get("cell") if hasattr(item, "callspec") else None
+        if item.path.parent != Path(__file__).parent:
+            continue
+        if cell == "docker" and item.path.name not in WITH_DOCKER:
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("timeout") is None:
+            # A busy machine takes 20 seconds for a server, and the first test waits for it.
+            item.add_marker(pytest.mark.timeout(60))
 
 
 # The first of Docker's waits for the Engine and its images.
@@ -38,7 +53,7 @@ def cell(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def place(cell: str, request: pytest.FixtureRequest) -> Iterator[RealServer]:
-    """A server whose sandboxes are of this kind. Shared: leave nothing in it."""
+    """A server whose sandboxes are of this kind. It is shared: leave nothing in it."""
     if cell == "local":
         yield request.getfixturevalue("server")
         return
@@ -54,7 +69,7 @@ def place(cell: str, request: pytest.FixtureRequest) -> Iterator[RealServer]:
 
 
 def parameters(server: RealServer, key: str = KEY) -> dict[str, str]:
-    """What every call of the SDKs takes, to find a server."""
+    """The options by which every call of the SDKs finds a server."""
     return {"api_key": key, "api_url": server.url, "sandbox_url": server.url}
 
 
@@ -66,7 +81,7 @@ def e2b(place: RealServer) -> E2B:
 
 @pytest.fixture
 def e2b_env(place: RealServer, monkeypatch: pytest.MonkeyPatch) -> RealServer:
-    """As a user has it: the settings in the environment, and `from e2b import Sandbox`."""
+    """The settings in the environment, for `from e2b import Sandbox`."""
     monkeypatch.setenv("E2B_API_KEY", KEY)
     for name in ("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"):
         monkeypatch.setenv(name, place.url)
@@ -76,7 +91,7 @@ def e2b_env(place: RealServer, monkeypatch: pytest.MonkeyPatch) -> RealServer:
 
 @pytest.fixture
 def sandbox(e2b: E2B) -> Iterator[Sandbox]:
-    """One of this test's own."""
+    """A sandbox for this test alone."""
     made = e2b.Sandbox.create(timeout=120)
     yield made
     made.kill()
@@ -91,7 +106,7 @@ async def async_sandbox(e2b: E2B) -> AsyncIterator[AsyncSandbox]:
 
 @pytest.fixture(scope="session")
 def shared(e2b: E2B) -> Iterator[Sandbox]:
-    """One for all tests that leave no trace in it."""
+    """One sandbox for all tests that leave nothing in it."""
     made = e2b.Sandbox.create(timeout=1800)
     yield made
     made.kill()
@@ -99,7 +114,7 @@ def shared(e2b: E2B) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="session")
 def access(server: RealServer) -> Access:
-    """The server's own: knows the token of every sandbox."""
+    """Knows the token of every sandbox of the server."""
     return Access.open(server.base / "data")
 
 
@@ -111,7 +126,5 @@ def wire(api: Api, box: str, access: Access) -> Wire:
 @pytest.fixture
 def node(node_modules: Path, tmp_path: Path) -> Path:
     """A folder in which Node finds E2B's packages."""
-    if shutil.which("node") is None:
-        component_missing("no node")
     (tmp_path / "node_modules").symlink_to(node_modules)
     return tmp_path

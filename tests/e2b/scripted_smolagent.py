@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from smolagents import ChatMessage, MessageRole, Model, tool
+from smolagents import ChatMessage, MessageRole, Model
 from smolagents.monitoring import AgentLogger, LogLevel
 from smolagents.remote_executors import E2BExecutor
 from smolagents_agent import ask
@@ -29,16 +29,6 @@ class Scripted(Model):
         return ChatMessage(role=MessageRole.ASSISTANT, content=STEPS[len(self.seen) - 1])
 
 
-@tool
-def double(number: int) -> int:
-    """Twice a number.
-
-    Args:
-        number: any number
-    """
-    return number * 2
-
-
 # What tells an answer looks for their types. E2B's sandboxes have both; this answer is of neither.
 NAMES = {
     "numpy.py": "ndarray = integer = floating = type('', (), {})",
@@ -56,27 +46,10 @@ def executor() -> E2BExecutor:
     return made
 
 
-def directly() -> dict[str, Any]:
-    """Without an agent: variables, tools, logs, errors, results."""
-    made = E2BExecutor([], AgentLogger(level=LogLevel.OFF))
-    try:
-        made.send_variables({"given": {"a": [1, 2]}, "word": "so"})
-        made.send_tools({"double": double})
-        ran = made("print(word)\ndouble(sum(given['a']))")
-        try:
-            made("1 / 0")
-            failed = ""
-        except Exception as error:
-            failed = str(error)
-        return {"output": ran.output, "logs": ran.logs, "failed": "ZeroDivisionError" in failed}
-    finally:
-        made.cleanup()
-
-
 def main() -> None:
     model = Scripted()
     answer = ask(model, "How many primes are below 100?", executor())
-    print(json.dumps({"answer": answer, "saw": "25" in model.seen[-1], "executor": directly()}))
+    print(json.dumps({"answer": answer, "saw": "25" in model.seen[-1]}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""E2B's published examples, and ours for it, run as they are; and smolagents with its executor for
-E2B.
-"""
+"""E2B's published examples and ours for it run unchanged; and smolagents with its executor."""
 
 from __future__ import annotations
 
@@ -56,7 +54,6 @@ def test_smolagents_run_their_code_in_sandboxes(place: RealServer, frameworks: P
     script = ROOT / "tests/e2b/scripted_smolagent.py"
     seen = json.loads(run(str(frameworks), str(script), env=env, within=110).splitlines()[-1])
     assert (seen["answer"], seen["saw"]) == (25, True)
-    assert seen["executor"] == {"output": "6", "logs": "so\n", "failed": True}
 
 
 def test_the_examples_are_all_run() -> None:

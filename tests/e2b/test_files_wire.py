@@ -36,32 +36,19 @@ async def get(wire: Wire, path: str, **headers: str) -> httpx.Response:
     return await wire.http.get("/files", params={"path": path}, headers={**wire.headers, **headers})
 
 
-async def test_a_file_is_written_and_read(wire: Wire) -> None:
-    written = await put(wire, "a/b.txt", b"hello")
+async def test_a_file_is_written_and_read_whole_or_in_part(wire: Wire) -> None:
+    written = await put(wire, "a/b.txt", b"0123456789")
     assert written.json() == [{"path": "/workspace/a/b.txt", "name": "b.txt", "type": "file"}]
     read = await get(wire, "/workspace/a/b.txt")
-    assert read.content == b"hello" and read.headers["content-length"] == "5"
-
-
-async def test_an_empty_file_says_so(wire: Wire) -> None:
-    await put(wire, "empty", b"")
-    read = await get(wire, "empty")
-    assert (read.status_code, read.content) == (200, b"")
-    assert read.headers["content-length"] == "0"
-
-
-async def test_a_head_has_no_content(wire: Wire) -> None:
-    await put(wire, "x", b"123")
-    there = await wire.http.head("/files", params={"path": "x"}, headers=wire.headers)
-    assert (there.status_code, there.headers["content-length"]) == (200, "3")
-    gone = await wire.http.head("/files", params={"path": "y"}, headers=wire.headers)
-    assert gone.status_code == 404
-
-
-async def test_a_part_of_a_file_can_be_asked_for(wire: Wire) -> None:
-    await put(wire, "part", b"0123456789")
-    read = await get(wire, "part", range="bytes=2-4")
-    assert (read.status_code, read.content) == (206, b"234")
+    assert read.content == b"0123456789" and read.headers["content-length"] == "10"
+    part = await get(wire, "a/b.txt", range="bytes=2-4")
+    assert (part.status_code, part.content) == (206, b"234")
+    for path, status in (("a/b.txt", 200), ("nothing", 404)):
+        head = await wire.http.head("/files", params={"path": path}, headers=wire.headers)
+        assert (head.status_code, head.content) == (status, b"")
+    missing = await get(wire, "nothing")
+    message = "path '/workspace/nothing' does not exist"
+    assert (missing.status_code, missing.json()) == (404, {"code": 404, "message": message})
 
 
 async def test_a_form_has_files_with_paths_as_they_are(wire: Wire) -> None:
@@ -75,58 +62,45 @@ async def test_a_form_has_files_with_paths_as_they_are(wire: Wire) -> None:
         "/workspace/deep/er/x",
     ]
     assert (await get(wire, "f/m2 é.txt")).content == b"one"
-
-
-async def test_the_path_in_the_query_wins_over_the_name(wire: Wire) -> None:
-    written = await wire.http.post(
-        "/files?path=right", files={"file": ("wrong", b"x")}, headers=wire.headers
-    )
+    named = {"file": ("wrong", b"x")}
+    written = await wire.http.post("/files?path=right", files=named, headers=wire.headers)
     assert written.json()[0]["path"] == "/workspace/right"
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "text"),
+    ("kind", "body", "status"),
     [
-        ("nothing", 404, "path '/workspace/nothing' does not exist"),
-        ("/workspace", 400, "directory"),
+        ("text/plain", b"x", 415),
+        ("multipart/form-data", b"1", 415),
+        ("multipart/form-data; boundary=x", b"nonsense", 400),
+        ("multipart/form-data; boundary=x", b"--x--\r\n", 400),
     ],
 )
-async def test_what_cannot_be_read_says_why(wire: Wire, path: str, status: int, text: str) -> None:
-    read = await get(wire, path)
-    assert read.status_code == status
-    assert read.json()["code"] == status and text in read.json()["message"]
+async def test_malformed_bodies_are_refused(
+    wire: Wire, kind: str, body: bytes, status: int
+) -> None:
+    answer = await put(wire, "x", body, **{"content-type": kind})
+    assert (answer.status_code, answer.json()["code"]) == (status, status)
 
 
-async def test_bodies_that_make_no_sense_are_refused(wire: Wire) -> None:
-    for kind, body in (
-        ("text/plain", b"x"),
-        ("multipart/form-data; boundary=x", b"nonsense"),
-        ("multipart/form-data; boundary=x", b"--x--\r\n"),
-    ):
-        answer = await wire.http.post(
-            "/files", content=body, headers={**wire.headers, "content-type": kind}
-        )
-        assert answer.status_code in (400, 415) and answer.json()["code"] == answer.status_code
-
-
-async def test_folders_are_made_listed_moved_and_removed(wire: Wire) -> None:
+async def test_calls_about_folders_and_their_errors(wire: Wire) -> None:
     await wire.ask(FILES + "MakeDir", path="d/e")
-    again = await wire.call(FILES + "MakeDir", {"path": "d/e"})
-    assert again.status_code == 409 and again.json()["code"] == "already_exists"
-    await put(wire, "d/e/x", b"1")
     await put(wire, "d/a", b"22")
-    names = [e["path"] for e in (await wire.ask(FILES + "ListDir", path="d", depth=2))["entries"]]
-    assert names == ["/workspace/d/a", "/workspace/d/e", "/workspace/d/e/x"]
-    shallow = (await wire.ask(FILES + "ListDir", path="d"))["entries"]
-    assert [e["name"] for e in shallow] == ["a", "e"]
+    for call, path, status, code in (
+        ("MakeDir", "d/e", 409, "already_exists"),
+        ("MakeDir", "d/a", 400, "invalid_argument"),
+        ("ListDir", "d/a", 400, "invalid_argument"),
+        ("Stat", "d/x", 404, "not_found"),
+    ):
+        refused = await wire.call(FILES + call, {"path": path})
+        assert (refused.status_code, refused.json()["code"]) == (status, code)
     moved = await wire.ask(FILES + "Move", source="d/a", destination="new/place/b")
     assert moved["entry"]["path"] == "/workspace/new/place/b"
-    await wire.ask(FILES + "Remove", path="d")
-    await wire.ask(FILES + "Remove", path="d")
-    gone = await wire.call(FILES + "Stat", {"path": "d"})
-    assert gone.status_code == 404 and gone.json()["code"] == "not_found"
+    for _ in range(2):
+        await wire.ask(FILES + "Remove", path="d")
 
 
+@pytest.mark.slow  # 20,000 files
 async def test_a_folder_is_listed_whole_or_not_at_all(wire: Wire) -> None:
     await wire.run("mkdir -p /workspace/d/many && cd /workspace/d/many && seq 20000 | xargs touch")
     whole = await wire.ask(FILES + "ListDir", path="d/many", depth=1)
@@ -138,26 +112,8 @@ async def test_a_folder_is_listed_whole_or_not_at_all(wire: Wire) -> None:
     assert refused.json()["message"] == said
 
 
-async def test_an_entry_is_told_as_go_would(wire: Wire) -> None:
-    await put(wire, "x", b"123")
-    told = (await wire.ask(FILES + "Stat", path="~/x"))["entry"]
-    assert told["type"] == "FILE_TYPE_FILE" and told["size"] == "3" and told["mode"] == 0o644
-    assert told["permissions"] == "-rw-r--r--" and told["owner"] == "capsule"
-    await wire.run("ln -s x /workspace/link")
-    link = (await wire.ask(FILES + "Stat", path="./a/../link"))["entry"]
-    assert link["isSymlink"] and link["symlinkTarget"] == "/workspace/x"
-    assert link["permissions"] == "Lrwxrwxrwx" and link["type"] == "FILE_TYPE_FILE"
-
-
-async def test_a_file_is_no_folder(wire: Wire) -> None:
-    await put(wire, "x", b"1")
-    for call in ("ListDir", "MakeDir"):
-        refused = await wire.call(FILES + call, {"path": "x"})
-        assert refused.status_code == 400 and refused.json()["code"] == "invalid_argument"
-
-
 def link(access: Access, id: str, path: str, operation: str, expires: int | None = None) -> str:
-    """What the SDKs make of a path: no word of the sandbox in it."""
+    """The address that the SDKs make of a path. It does not name the sandbox."""
     raw = f"{path}:{operation}::{access.token(id)}" + (f":{expires}" if expires else "")
     digest = base64.b64encode(hashlib.sha256(raw.encode()).digest()).decode().rstrip("=")
     more = f"&signature_expiration={expires}" if expires else ""
@@ -172,31 +128,22 @@ async def test_a_signed_link_needs_nothing_else(wire: Wire, access: Access, box:
     up = await http.post(link(access, box, "up", "write", later), files={"file": ("n", b"new")})
     assert up.json()[0]["path"] == "/workspace/up"
 
-
-async def test_a_link_is_good_for_what_was_signed_alone(
-    wire: Wire, access: Access, box: str
-) -> None:
-    http, early = wire.http, int(time.time()) - 5
-    await put(wire, "s", b"secret")
-    wrong = await http.get(link(access, box, "other", "read").replace("other", "s"))
-    assert (wrong.status_code, wrong.json()["message"]) == (401, "invalid signature")
-    assert (await http.get(link(access, box, "s", "write"))).status_code == 401
-    late = await http.get(link(access, box, "s", "read", early))
+    late = await http.get(link(access, box, "s", "read", int(time.time()) - 5))
     assert (late.status_code, late.json()["message"]) == (401, "signature is already expired")
     del wire.headers["x-access-token"]
     bare = await get(wire, "s")
     assert bare.json() == {"code": 401, "message": "missing signature query parameter"}
 
 
-async def test_what_is_said_about_the_sandbox_itself(wire: Wire) -> None:
-    told = (await wire.http.get("/metrics", headers=wire.headers)).json()
-    assert told["cpu_count"] >= 1 and told["mem_total"] >= (told["mem_used"] or 0) >= 0
+async def test_metrics_and_variables_of_the_sandbox(wire: Wire) -> None:
+    answer = (await wire.http.get("/metrics", headers=wire.headers)).json()
+    assert answer["cpu_count"] >= 1 and answer["mem_total"] > 0
     assert (await wire.http.get("/envs", headers=wire.headers)).json() == {}
     del wire.headers["x-access-token"]
     assert (await wire.http.get("/envs", headers=wire.headers)).status_code == 401
 
 
-async def test_nobody_is_at_home_while_it_is_paused(wire: Wire, api: Api) -> None:
+async def test_a_paused_sandbox_answers_as_one_that_does_not_run(wire: Wire, api: Api) -> None:
     await put(wire, "x", b"1")
     await api.rpc("pause", id=wire.id)
     for answer in (
@@ -210,8 +157,7 @@ async def test_nobody_is_at_home_while_it_is_paused(wire: Wire, api: Api) -> Non
 
 
 async def cut(wire: Wire, path: str, begun: Callable[[], Awaitable[bool]]) -> None:
-    """An upload whose client leaves in the middle: when it has begun, and more was sent than lies
-    in any buffer."""
+    """An upload whose client leaves in the middle, after more bytes than any buffer holds."""
     sent = asyncio.Event()
 
     async def half() -> AsyncIterator[bytes]:
@@ -238,8 +184,11 @@ async def test_an_upload_that_is_cut_leaves_no_half(wire: Wire) -> None:
     async def has_some() -> bool:
         return bool(await size_of(wire, "new"))
 
+    async def gone() -> bool:
+        return await size_of(wire, "new") is None
+
     await cut(wire, "new", has_some)
-    await eventually(lambda: is_now(wire, "new", None), what="gone")
+    await eventually(gone, what="gone")
 
 
 async def test_an_upload_that_is_cut_changes_no_file_that_was_there(wire: Wire) -> None:
@@ -255,20 +204,7 @@ async def test_an_upload_that_is_cut_changes_no_file_that_was_there(wire: Wire) 
     assert await size_of(wire, "in/old") == 3_000_000
 
 
-async def is_now(wire: Wire, path: str, size: int | None) -> bool:
-    return await size_of(wire, path) == size
-
-
-async def test_a_form_without_a_boundary_is_told_how_to_be_sent(wire: Wire) -> None:
-    answer = await put(wire, "x", b"1", **{"content-type": "multipart/form-data"})
-    assert answer.status_code == 415
-    assert answer.json()["message"] == (
-        "content-type: multipart/form-data without a boundary; "
-        "with curl: -F file=@NAME; or send the content itself as application/octet-stream"
-    )
-
-
-async def test_gzip_that_is_none_is_refused(wire: Wire) -> None:
+async def test_broken_gzip_is_refused(wire: Wire) -> None:
     for body in (b"not gzip at all", gzip.compress(b"x" * 1000)[:-10]):
         answer = await put(wire, "x", body, **{"content-encoding": "gzip"})
         assert answer.status_code == 400 and "gzip" in answer.json()["message"]
@@ -277,10 +213,3 @@ async def test_gzip_that_is_none_is_refused(wire: Wire) -> None:
     twice = gzip.compress(b"one,") + gzip.compress(b"two")
     await put(wire, "x", twice, **{"content-encoding": "gzip"})
     assert (await get(wire, "x")).content == b"one,two"
-
-
-async def test_much_that_is_packed_small_is_written_in_constant_memory(wire: Wire) -> None:
-    await put(wire, "x", gzip.compress(bytes(30_000_000)), **{"content-encoding": "gzip"})
-    assert (await wire.ask(FILES + "Stat", path="x"))["entry"]["size"] == "30000000"
-    packed = await get(wire, "x", **{"accept-encoding": "gzip"})
-    assert packed.headers["content-encoding"] == "gzip" and len(packed.content) == 30_000_000

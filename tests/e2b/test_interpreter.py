@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 
 import httpx
 import pytest
 from e2b import NotFoundException, SandboxException, TimeoutException
-from e2b_code_interpreter import AsyncSandbox, Execution, Sandbox
+from e2b_code_interpreter import Execution, Sandbox
 
 from capsule.edge.e2b.access import Access
 from tests.api.client import Api
@@ -24,36 +23,21 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="session")
 def interpreter(place: RealServer) -> Iterator[Sandbox]:
-    """One for all tests: whoever changes a context makes one of his own."""
+    """One for all tests: a test that changes a context makes its own."""
     made = Sandbox.create(timeout=1800, **parameters(place))
     yield made
     made.kill()
 
 
-@pytest.fixture
-async def async_interpreter(place: RealServer) -> AsyncIterator[AsyncSandbox]:
-    made = await AsyncSandbox.create(timeout=120, **parameters(place))
-    yield made
-    await made.kill()
-
-
 def test_the_last_value_is_the_result(interpreter: Sandbox) -> None:
-    ran = interpreter.run_code("x = 40\nx + 2")
-    assert ran.text == "42"
+    context = interpreter.create_code_context()
+    ran = interpreter.run_code("x = 40\nx + 2", context=context)
+    assert (ran.text, ran.execution_count) == ("42", 1)
     (result,) = ran.results
     assert result.is_main_result and list(result.formats()) == ["text"]
     assert ran.error is None and ran.logs.stdout == []
-
-
-def test_variables_live_on_and_runs_are_counted(interpreter: Sandbox) -> None:
-    context = interpreter.create_code_context()
-    counts = [interpreter.run_code("y = 1", context=context).execution_count for _ in range(3)]
-    assert counts == [1, 2, 3]
-    assert interpreter.run_code("y + 1", context=context).text == "2"
-
-
-def test_a_text_is_shown_without_its_quotes(interpreter: Sandbox) -> None:
-    assert interpreter.run_code("'it is \"so\"'").text == 'it is "so"'
+    again = interpreter.run_code("    y = x\n    f'it is \"{y}\"'", context=context)
+    assert (again.text, again.execution_count) == ('it is "40"', 2)
 
 
 def test_output_and_errors_come_as_they_are_made(interpreter: Sandbox) -> None:
@@ -67,13 +51,12 @@ def test_output_and_errors_come_as_they_are_made(interpreter: Sandbox) -> None:
         on_error=lambda e: heard.append(("error", e.name)),
     )
     # Output and results come by different ways, and may overtake each other.
-    told = [
+    assert sorted(heard) == [
         ("error", "ZeroDivisionError"),
         ("result", "7"),
         ("stderr", "err\n"),
         ("stdout", "out\n"),
     ]
-    assert sorted(heard) == told
     assert heard.index(("result", "7")) < heard.index(("error", "ZeroDivisionError"))
     assert (ran.logs.stdout, ran.logs.stderr) == (["out\n"], ["err\n"])
     assert ran.error is not None
@@ -114,10 +97,10 @@ def test_languages(interpreter: Sandbox) -> None:
             interpreter.run_code("1", language=language)
 
 
-def test_javascript(interpreter: Sandbox) -> None:
-    if not interpreter.commands.run("command -v node || true").stdout:
-        pytest.skip("this sandbox has no node")
-    ran = interpreter.run_code("const a = 2; console.log('hi'); await Promise.resolve(a * 3)", "js")
+@pytest.mark.needs("node")
+def test_javascript(server: RealServer) -> None:
+    with Sandbox.create(**parameters(server)) as made:
+        ran = made.run_code("const a = 2; console.log('hi'); await Promise.resolve(a * 3)", "js")
     assert (ran.text, ran.logs.stdout) == ("6", ["hi\n"])
 
 
@@ -137,22 +120,21 @@ def test_variables_of_the_environment_are_for_one_run(interpreter: Sandbox) -> N
     assert "".join(after.logs.stdout) == "before none\nbefore\n"
 
 
-def test_variables_of_the_sandbox_are_there(place: RealServer) -> None:
-    options = parameters(place)
-    with Sandbox.create(envs={"GIVEN": "yes"}, **options) as made:
-        assert made.run_code("import os; os.environ['GIVEN']").text == "yes"
-
-
 def test_contexts_come_and_go(interpreter: Sandbox) -> None:
-    context = interpreter.create_code_context(cwd="/tmp", language="python")
-    assert (context.language, context.cwd) == ("python", "/tmp")
-    assert interpreter.run_code("import os; z = 1; os.getcwd()", context=context).text == "/tmp"
-    listed = {each.id: each for each in interpreter.list_code_contexts()}
-    assert listed[context.id].cwd == "/tmp"
-    assert {each.language for each in listed.values()} >= {"python", "javascript"}
-    interpreter.restart_code_context(context)
-    gone = interpreter.run_code("z", context=context)
-    assert gone.error is not None and gone.error.name == "NameError"
+    cwd = "/home/user/not/there/yet"
+    context = interpreter.create_code_context(cwd=cwd, language="python")
+    assert (context.language, context.cwd) == ("python", cwd)
+    assert interpreter.run_code("import os; z = 1; os.getcwd()", context=context).text == cwd
+    listed = interpreter.list_code_contexts()
+    assert (listed[-1].id, listed[-1].cwd) == (context.id, cwd)
+    assert {each.language for each in listed} >= {"python", "javascript"}
+    interpreter.run_code("z = 1")
+    (default,) = [each for each in listed if each.id == "default-python"]
+    for each in (context, default):
+        assert interpreter.run_code("z", context=each).text == "1"
+        interpreter.restart_code_context(each)
+        gone = interpreter.run_code("z", context=each)
+        assert gone.error is not None and gone.error.name == "NameError"
     interpreter.remove_code_context(context)
     assert context.id not in [each.id for each in interpreter.list_code_contexts()]
     for call in (interpreter.remove_code_context, interpreter.restart_code_context):
@@ -162,23 +144,12 @@ def test_contexts_come_and_go(interpreter: Sandbox) -> None:
         interpreter.run_code("1", context=context)
 
 
-def test_default_contexts_are_used_by_name_too(interpreter: Sandbox) -> None:
-    interpreter.run_code("w = 5")
-    default = next(c for c in interpreter.list_code_contexts() if c.id == "default-python")
-    assert interpreter.run_code("w", context=default).text == "5"
-    interpreter.restart_code_context(default)
-    again = interpreter.run_code("w", context=default)
-    assert again.error is not None and again.error.name == "NameError"
-
-
 def test_a_timeout_interrupts_the_run(interpreter: Sandbox) -> None:
     context = interpreter.create_code_context()
     interpreter.run_code("kept = 1", context=context)
     with pytest.raises(TimeoutException):
         interpreter.run_code("import time; time.sleep(60)", context=context, timeout=1)
-    began = time.monotonic()
     assert interpreter.run_code("kept", context=context).text == "1"
-    assert time.monotonic() - began < 10
 
 
 def test_an_interpreter_that_died_begins_again(interpreter: Sandbox) -> None:
@@ -205,17 +176,7 @@ def test_lines_of_ipython(interpreter: Sandbox) -> None:
         run("%timeit 1")
 
 
-def test_code_that_is_indented_as_a_whole(interpreter: Sandbox) -> None:
-    code = """
-        total = 0
-        for n in range(3):
-            total += n
-        total
-    """
-    assert interpreter.run_code(code).text == "3"
-
-
-def test_what_notebooks_show_results_with(interpreter: Sandbox) -> None:
+def test_the_display_functions_of_ipython(interpreter: Sandbox) -> None:
     code = "from IPython.display import HTML, Image, Markdown, display\n"
     (raw,) = interpreter.run_code(code + "display({'text/latex': '$x$'}, raw=True)").results
     assert (list(raw.formats()), raw.latex) == (["latex"], "$x$")
@@ -225,77 +186,18 @@ def test_what_notebooks_show_results_with(interpreter: Sandbox) -> None:
     assert (shown[0].markdown, bool(shown[1].jpeg)) == ("*m*", True)
 
 
-def test_the_newest_context_is_listed_last(interpreter: Sandbox) -> None:
-    made = interpreter.create_code_context(cwd="/home/user/not/there/yet")
-    last = interpreter.list_code_contexts()[-1]
-    assert (last.id, last.cwd) == (made.id, "/home/user/not/there/yet")
-    assert interpreter.run_code("import os; os.getcwd()", context=made).text == made.cwd
-    interpreter.remove_code_context(made)
-
-
-def test_a_file_of_the_sdk_is_there_for_the_code(interpreter: Sandbox) -> None:
-    interpreter.files.write("data.txt", "from outside")
-    assert interpreter.run_code("open('data.txt').read()").text == "from outside"
-    interpreter.run_code("open('made.txt', 'w').write('from inside')")
-    assert interpreter.files.read("made.txt") == "from inside"
-
-
-def test_another_connection_finds_the_same_variables(place: RealServer) -> None:
+def test_another_connection_finds_the_same_variables_and_files(place: RealServer) -> None:
     options = parameters(place)
-    made = Sandbox.create(**options)
+    made = Sandbox.create(envs={"GIVEN": "yes"}, **options)
     try:
-        made.run_code("kept = 'here'")
+        made.files.write("data.txt", "from outside")
+        made.run_code("import os; kept = os.environ['GIVEN']")
         again = Sandbox.connect(made.sandbox_id, **options)
-        assert again.run_code("kept").text == "here"
+        assert again.run_code("kept + open('data.txt').read()").text == "yesfrom outside"
     finally:
         made.kill()
     with pytest.raises(TimeoutException, match="was not found"):
         made.run_code("1")
-
-
-async def test_the_async_sdk(async_interpreter: AsyncSandbox) -> None:
-    sandbox = async_interpreter
-    lines: list[str] = []
-
-    async def hear(message: object) -> None:
-        lines.append(str(message))
-
-    ran = await sandbox.run_code("print('hi')\n6 * 7", on_stdout=hear)
-    assert (ran.text, lines) == ("42", ["hi\n"])
-    context = await sandbox.create_code_context(cwd="/tmp")
-    assert (await sandbox.run_code("import os; os.getcwd()", context=context)).text == "/tmp"
-    assert context.id in [each.id for each in await sandbox.list_code_contexts()]
-    await sandbox.restart_code_context(context.id)
-    await sandbox.remove_code_context(context.id)
-    with pytest.raises(TimeoutException):
-        await sandbox.run_code("while True: pass", timeout=1)
-    assert (await sandbox.run_code("'still ' + 'here'")).text == "still here"
-
-
-async def test_runs_of_a_context_wait_for_each_other(async_interpreter: AsyncSandbox) -> None:
-    sandbox = async_interpreter
-    await sandbox.run_code("import time; order = []")
-    code = "order.append({n}); time.sleep(0.05); order.append({n})"
-    await asyncio.gather(*(sandbox.run_code(code.format(n=n)) for n in range(4)))
-    order = json.loads((await sandbox.run_code("order")).text or "")
-    assert order[::2] == order[1::2] and sorted(order[::2]) == [0, 1, 2, 3]
-
-
-async def test_killing_the_sandbox_ends_its_run(place: RealServer) -> None:
-    options = parameters(place)
-    sandbox = await AsyncSandbox.create(**options)
-    begun = asyncio.Event()
-
-    async def hear(message: object) -> None:
-        begun.set()
-
-    running = asyncio.create_task(
-        sandbox.run_code("print('on'); import time; time.sleep(60)", on_stdout=hear)
-    )
-    await begun.wait()
-    await sandbox.kill()
-    with pytest.raises(TimeoutException, match="was killed while the request was in progress"):
-        await running
 
 
 def door(id: str, **more: str) -> dict[str, str]:
@@ -303,7 +205,7 @@ def door(id: str, **more: str) -> dict[str, str]:
     return {"e2b-sandbox-id": id, "e2b-sandbox-port": "49999", **named}
 
 
-async def test_running_code_takes_the_sandboxes_token(api: Api, box: str) -> None:
+async def test_running_code_needs_the_sandboxes_token(api: Api, box: str) -> None:
     for headers in (door(box), door(box, x_access_token="ea_wrong")):
         answer = await api.http.post("/execute", json={"code": "1"}, headers=headers)
         assert answer.status_code == 401
@@ -313,41 +215,15 @@ async def test_running_code_takes_the_sandboxes_token(api: Api, box: str) -> Non
     assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
 
 
-async def test_no_folder_is_made_for_a_context_that_is_refused(api: Api, box: str) -> None:
-    """Whoever a public port is open to may ask for one."""
-
-    async def create(folder: str) -> int:
-        body = {"language": "bash", "cwd": folder}
-        return (await api.http.post("/contexts", json=body, headers=door(box))).status_code
-
-    assert {await create("/tmp/made") for _ in range(32)} == {200}
-    assert await create("/tmp/refused") == 429
-    listed = await api.rpc("exec", id=box, cmd=["ls", "/tmp"])
-    assert listed["stdout"] == "made\n"
-
-
-async def test_one_of_context_and_language(api: Api, box: str, access: Access) -> None:
-    headers = door(box, x_access_token=access.token(box))
-    body = {"code": "1", "context_id": "a", "language": "python"}
-    answer = await api.http.post("/execute", json=body, headers=headers)
-    assert (answer.status_code, answer.headers["content-type"]) == (
-        400,
-        "text/plain; charset=utf-8",
-    )
-    wrong = await api.http.post("/execute", json={"code": 1}, headers=headers)
-    assert wrong.status_code == 400
-
-
-def test_what_is_refused_leaves_its_connection_open(
-    server: RealServer, box: str, access: Access
-) -> None:
-    nobody = door(box, content_type="application/json")
-    headers = nobody | {"x-access-token": access.token(box)}
+def test_a_refusal_leaves_its_connection_open(server: RealServer, box: str, access: Access) -> None:
+    bare = door(box, content_type="application/json")
+    headers = bare | {"x-access-token": access.token(box)}
     refused = [
-        ({"code": "1", "context_id": "nobody"}, headers, 404, b"Context nobody not found"),
+        ({"code": "1", "context_id": "nosuch"}, headers, 404, b"Context nosuch not found"),
         ({"code": "1", "language": "cobol"}, headers, 400, b"Language cobol is not in"),
+        ({"code": "1", "context_id": "a", "language": "python"}, headers, 400, b""),
         ({"code": 1}, headers, 400, b"code: "),
-        ({"code": "1"}, nobody, 401, b""),
+        ({"code": "1"}, bare, 401, b""),
     ]
     with closing(HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
         connection.connect()
@@ -363,18 +239,19 @@ def test_what_is_refused_leaves_its_connection_open(
         assert connection.sock is kept
 
 
-async def test_a_silent_run_says_that_it_lives(server: RealServer, access: Access) -> None:
+@pytest.mark.slow  # a keepalive comes after 5 seconds
+async def test_a_silent_run_is_kept_alive(server: RealServer, access: Access) -> None:
     sandbox = Sandbox.create(**parameters(server))
     try:
         headers = door(sandbox.sandbox_id, x_access_token=access.token(sandbox.sandbox_id))
         body = {"code": "import time; time.sleep(5.3)"}
         async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=30) as http:
-            answer, told = await asyncio.gather(
-                http.post("/execute", json=body), lines_of_one_that_loses_its_turn(http)
+            answer, lines = await asyncio.gather(
+                http.post("/execute", json=body), lines_of_a_run_that_never_began(http)
             )
         kinds = [json.loads(line)["type"] for line in answer.text.splitlines()]
         assert kinds == ["number_of_executions", "keepalive", "end_of_execution"]
-        error, end = told
+        error, end = lines
         assert (error["type"], error["name"]) == ("error", "UnexpectedEndOfExecution")
         assert error["value"].endswith("was deleted; create another")
         assert end == {"type": "end_of_execution"}
@@ -382,8 +259,8 @@ async def test_a_silent_run_says_that_it_lives(server: RealServer, access: Acces
         sandbox.kill()
 
 
-async def lines_of_one_that_loses_its_turn(http: httpx.AsyncClient) -> list[dict[str, str]]:
-    """It waits for another for so long that it was answered, when their context is deleted."""
+async def lines_of_a_run_that_never_began(http: httpx.AsyncClient) -> list[dict[str, str]]:
+    """It waits behind another, and was answered before their context is deleted."""
     made = (await http.post("/contexts", json={})).json()
     body = {"code": "print('on')\nimport time; time.sleep(60)", "context_id": made["id"]}
     async with http.stream("POST", "/execute", json=body) as first:

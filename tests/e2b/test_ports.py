@@ -1,9 +1,10 @@
-"""What listens in a sandbox, as E2B's SDK has it: addresses, tokens, and what programs are told."""
+"""Servers in a sandbox, with E2B's SDK: their addresses, tokens, and the headers they see.
+
+What passes through a port is in tests/api/test_ports.py.
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any, cast
@@ -11,8 +12,6 @@ from typing import Any, cast
 import httpx
 import pytest
 from e2b import E2B, Sandbox
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
 from tests.e2b.conftest import parameters
 from tests.support.ports import APP
@@ -23,11 +22,12 @@ pytestmark = pytest.mark.real
 
 def listening(sandbox: Sandbox, port: int = 3000) -> None:
     """Start tests/support/port_app.py and wait until it says that it listens."""
-    sandbox.files.write("app.py", APP)
-    serving(sandbox, f"python3 app.py {port}")
+    serving(sandbox, "app.py", APP, str(port))
 
 
-def serving(sandbox: Sandbox, command: str) -> None:
+def serving(sandbox: Sandbox, name: str, source: str, *arguments: str) -> None:
+    sandbox.files.write(name, source)
+    command = " ".join(("python3", name, *arguments))
     for out, _, _ in sandbox.commands.run(command, background=True, timeout=0):
         if out and "listening" in out:
             return
@@ -42,7 +42,8 @@ def get(sandbox: Sandbox, place: RealServer, port: int = 3000, **more: str) -> h
     return httpx.get(f"{place.url}/path?q=1", headers={"host": host, **headers}, timeout=15)
 
 
-def told(answer: httpx.Response) -> dict[str, Any]:
+def headers_seen(answer: httpx.Response) -> dict[str, Any]:
+    """What the program in the sandbox was sent."""
     assert answer.status_code == 200, answer.text
     return {name.lower(): value for name, value in answer.json()["headers"]}
 
@@ -54,28 +55,12 @@ def test_a_server_in_a_sandbox_has_an_address(e2b: E2B, place: RealServer) -> No
         assert closed.json()["message"] == "The sandbox is running but port is not open"
         listening(sandbox)
         assert get(sandbox, place).json()["target"] == "/path?q=1"
-        assert told(get(sandbox, place))["host"] == sandbox.get_host(3000)
+        assert headers_seen(get(sandbox, place))["host"] == sandbox.get_host(3000)
     gone = get(sandbox, place)
     assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
 
 
-def test_a_websocket_in_a_sandbox(e2b: E2B, place: RealServer) -> None:
-    with e2b.Sandbox.create(timeout=120) as sandbox:
-        listening(sandbox)
-        named = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "3000"}
-        url = f"ws://127.0.0.1:{place.port}/socket"
-        with connect(url, additional_headers=named, max_size=None) as ws:
-            assert json.loads(ws.recv())["target"] == "/socket"
-            for message in ("text", os.urandom(300_000)):
-                ws.send(message)
-                assert ws.recv(timeout=15) == message
-            ws.send("close 4100enough")
-            with pytest.raises(ConnectionClosed):
-                ws.recv(timeout=15)
-            assert (ws.close_code, ws.close_reason) == (4100, "enough")
-
-
-def test_one_that_is_not_public_asks_for_its_token(place: RealServer) -> None:
+def test_a_private_port_asks_for_its_token(place: RealServer) -> None:
     network = {"allow_public_traffic": False, "mask_request_host": "app.internal:${PORT}"}
     options: Any = parameters(place)
     with Sandbox.create(timeout=120, network=network, **options) as sandbox:  # type: ignore[arg-type]
@@ -90,7 +75,7 @@ def test_one_that_is_not_public_asks_for_its_token(place: RealServer) -> None:
         assert (wrong.status_code, "is invalid" in wrong.json()["message"]) == (403, True)
         token = sandbox.traffic_access_token
         assert token
-        seen = told(get(sandbox, place, e2b_traffic_access_token=token))
+        seen = headers_seen(get(sandbox, place, e2b_traffic_access_token=token))
         assert seen["host"] == "app.internal:3000"
         assert seen["x-forwarded-host"] == sandbox.get_host(3000)
         assert token not in str(seen)
@@ -113,6 +98,18 @@ print("listening", flush=True)
 server.serve_forever()
 """
 
+# It answers at once with something that is no TLS.
+PLAIN = """
+import socket
+listener = socket.create_server(("0.0.0.0", 3000))
+print("listening", flush=True)
+while True:
+    peer, _ = listener.accept()
+    peer.recv(65536)
+    peer.sendall(b"220 this is no TLS\\r\\n")
+    peer.close()
+"""
+
 
 def test_a_server_that_speaks_tls(e2b: E2B, place: RealServer, tmp_path: Path) -> None:
     made, key = tmp_path / "made.pem", tmp_path / "key.pem"
@@ -124,12 +121,11 @@ def test_a_server_that_speaks_tls(e2b: E2B, place: RealServer, tmp_path: Path) -
         assert sandbox.get_info().network == network
         for file in (made, key):
             sandbox.files.write(f"/tmp/{file.name}", file.read_text())
-        sandbox.files.write("secure.py", SECURE)
-        serving(sandbox, "python3 secure.py")
+        serving(sandbox, "secure.py", SECURE)
         named = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8443"}
         large = bytes(3_000_000)
         answer = httpx.post(place.url, content=large, headers=named, timeout=30)
         assert (answer.status_code, answer.content) == (200, large)
-        listening(sandbox)
+        serving(sandbox, "plain.py", PLAIN)
         plain = get(sandbox, place)
         assert plain.status_code >= 500 and "does not speak TLS" in plain.text

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from e2b import (
-    AsyncSandbox,
     CommandExitException,
     CommandHandle,
     NotFoundException,
@@ -18,7 +15,7 @@ from e2b import (
 pytestmark = pytest.mark.real
 
 
-def test_a_terminal_is_typed_into_resized_and_killed(shared: Sandbox) -> None:
+def test_a_terminal_is_typed_into_resized_and_ends(shared: Sandbox) -> None:
     handle = shared.pty.create(PtySize(rows=30, cols=100), envs={"WHO": "me"}, cwd="/tmp")
     # bash gets and sets the size before each prompt, and so may undo a resize that comes between.
     shared.pty.send_stdin(handle.pid, b"exec sh\ntty; stty size; echo $WHO; pwd; echo $TERM\n")
@@ -43,55 +40,26 @@ def until(handle: CommandHandle[str], text: str) -> str:
     return shown.decode(errors="replace").replace("\r", "")
 
 
-def test_a_terminal_is_listed_and_killed(shared: Sandbox) -> None:
-    handle = shared.pty.create(PtySize(rows=24, cols=80))
-    assert handle.pid in [each.pid for each in shared.commands.list()]
-    assert shared.pty.kill(handle.pid) is True
-    assert shared.pty.kill(handle.pid) is False
-    with pytest.raises(NotFoundException):
-        shared.pty.resize(handle.pid, PtySize(rows=24, cols=80))
-
-
 def test_a_terminal_goes_on_without_its_viewer(shared: Sandbox) -> None:
     handle = shared.pty.create(PtySize(rows=24, cols=80), timeout=0)
+    assert handle.pid in [each.pid for each in shared.commands.list()]
     handle.disconnect()
     again = shared.pty.connect(handle.pid)
-    shared.pty.send_stdin(handle.pid, b"echo still $((20 + 22)); exit\n")
+    shared.pty.stream_input(handle.pid, [b"echo still ", b"$((20 + 22))\n", b"exit\n"])
     shown: list[bytes] = []
     again.wait(on_pty=shown.append)
     assert b"still 42" in b"".join(shown)
-
-
-def test_input_of_a_terminal_can_be_streamed(shared: Sandbox) -> None:
-    handle = shared.pty.create(PtySize(rows=24, cols=80))
-    shared.pty.stream_input(handle.pid, [b"echo one", b"two\n", b"exit\n"])
-    shown: list[bytes] = []
-    handle.wait(on_pty=shown.append)
-    assert b"onetwo" in b"".join(shown)
+    assert shared.pty.kill(handle.pid) is False
 
 
 def test_a_terminal_has_no_input_to_close_and_a_command_no_size(shared: Sandbox) -> None:
     terminal = shared.pty.create(PtySize(rows=24, cols=80))
     with pytest.raises(SandboxException, match="error closing stdin"):
         shared.commands.close_stdin(terminal.pid)
-    shared.pty.kill(terminal.pid)
+    assert [shared.pty.kill(terminal.pid) for _ in range(2)] == [True, False]
+    with pytest.raises(NotFoundException):
+        shared.pty.resize(terminal.pid, PtySize(rows=24, cols=80))
     command = shared.commands.run("sleep 60", background=True)
     with pytest.raises(SandboxException, match="error resizing tty"):
         shared.pty.resize(command.pid, PtySize(rows=24, cols=80))
     command.kill()
-
-
-async def test_the_async_sdk_does_the_same(async_sandbox: AsyncSandbox) -> None:
-    shown: list[bytes] = []
-    done = asyncio.Event()
-
-    def show(data: bytes) -> None:
-        shown.append(data)
-        if b"is 42" in b"".join(shown):
-            done.set()
-
-    handle = await async_sandbox.pty.create(PtySize(rows=24, cols=80), on_data=show)
-    await async_sandbox.pty.send_stdin(handle.pid, b"echo is $((20 + 22))\n")
-    await asyncio.wait_for(done.wait(), 10)
-    await async_sandbox.pty.resize(handle.pid, PtySize(rows=10, cols=20))
-    assert await async_sandbox.pty.kill(handle.pid)

@@ -1,10 +1,11 @@
-"""`watch_dir` of E2B's SDK: asked for with the one, streamed with the other."""
+"""`watch_dir` of E2B's SDK: by asking with the blocking one, as a stream with the other."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from e2b import (
@@ -15,6 +16,7 @@ from e2b import (
     RateLimitException,
     Sandbox,
     SandboxException,
+    TimeoutException,
 )
 
 from tests.e2b.wire import Wire
@@ -63,6 +65,11 @@ def test_renames_and_removals_have_names(shared: Sandbox, folder: str) -> None:
 
 def test_folders_below_are_watched_if_asked_for(shared: Sandbox, folder: str) -> None:
     shared.files.make_dir(f"{folder}/sub")
+    shared.files.write(f"{folder}/file", "")
+    with pytest.raises(InvalidArgumentException):
+        shared.files.watch_dir(f"{folder}/file")
+    with pytest.raises(NotFoundException):
+        shared.files.watch_dir(f"{folder}/nothing")
     deep = shared.files.watch_dir(folder, recursive=True, include_entry=True)
     flat = shared.files.watch_dir(folder)
     shared.files.write(f"{folder}/sub/x", "123")
@@ -78,7 +85,7 @@ def test_folders_below_are_watched_if_asked_for(shared: Sandbox, folder: str) ->
     flat.stop()
 
 
-def test_there_is_an_end_to_watchers(shared: Sandbox, folder: str) -> None:
+def test_watchers_have_a_limit(shared: Sandbox, folder: str) -> None:
     handles = [shared.files.watch_dir(folder) for _ in range(16)]
     with pytest.raises(RateLimitException, match="16 watchers"):
         shared.files.watch_dir(folder)
@@ -92,9 +99,9 @@ async def can_watch(wire: Wire) -> bool:
         return (await watching.next()).flags == 0
 
 
-async def test_there_is_an_end_to_streams_of_changes(wire: Wire) -> None:
+async def test_streams_of_changes_have_a_limit(wire: Wire) -> None:
     async with AsyncExitStack() as stack:
-        held = []  # one that is not is closed
+        held = []  # a stream without a reference is closed
         for _ in range(25):
             watching = wire.stream(WATCH, {"path": "/workspace"})
             held.append(await stack.enter_async_context(watching))
@@ -106,35 +113,27 @@ async def test_there_is_an_end_to_streams_of_changes(wire: Wire) -> None:
     }
 
 
-def test_only_folders_can_be_watched(shared: Sandbox, folder: str) -> None:
-    with pytest.raises(NotFoundException):
-        shared.files.watch_dir(f"{folder}/nothing")
-    shared.files.write(f"{folder}/file", "")
-    with pytest.raises(InvalidArgumentException):
-        shared.files.watch_dir(f"{folder}/file")
-
-
-async def test_the_async_sdk_is_told_at_once(async_sandbox: AsyncSandbox) -> None:
+async def test_a_stream_of_changes_comes_at_once_and_has_a_timeout(
+    async_sandbox: AsyncSandbox,
+) -> None:
     await async_sandbox.files.make_dir("w")
     seen: asyncio.Queue[tuple[Kind, str]] = asyncio.Queue()
-    ended = asyncio.Event()
-    handle = await async_sandbox.files.watch_dir(
-        "w",
-        on_event=lambda event: seen.put_nowait((event.type, event.name)),
-        on_exit=lambda error: ended.set(),
-    )
+    ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
+
+    async def watch(**options: Any) -> Any:
+        return await async_sandbox.files.watch_dir(
+            "w",
+            on_event=lambda event: seen.put_nowait((event.type, event.name)),
+            on_exit=ended.put_nowait,
+            **options,
+        )
+
+    handle = await watch()
     await async_sandbox.files.write("w/x", "1")
     async with asyncio.timeout(10):
         while await seen.get() != (Kind.WRITE, "x"):
             pass
-    await handle.stop()  # type: ignore[no-untyped-call]  # theirs
-    await asyncio.wait_for(ended.wait(), 10)
-
-
-async def test_a_watch_has_its_time(async_sandbox: AsyncSandbox) -> None:
-    ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
-    await async_sandbox.files.make_dir("w")
-    await async_sandbox.files.watch_dir(
-        "w", on_event=lambda event: None, on_exit=ended.put_nowait, timeout=1
-    )
-    assert "TimeoutException" in type(await asyncio.wait_for(ended.get(), 10)).__name__
+    await handle.stop()
+    assert await asyncio.wait_for(ended.get(), 10) is None
+    await watch(timeout=1)
+    assert isinstance(await asyncio.wait_for(ended.get(), 10), TimeoutException)

@@ -1,21 +1,23 @@
 """An attempt to get out: a small program that says whether it did, and what the host says of it.
 
-Each module of this folder holds a list of attempts. `cases(ATTEMPTS)` runs each in every kind of
-sandbox (a cell); `proofs(ATTEMPTS)` runs the same program without a sandbox, where it must succeed:
-an attempt that could not work anyway proves nothing.
+`cases(ATTEMPTS)` runs each in every kind of sandbox (a cell); `proofs(ATTEMPTS)` runs the same
+program without a sandbox, where it must succeed: an attempt that could not work anyway proves
+nothing.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 LEVELS = ("namespaces", "landlock")
 USERS = ("root", "user")
@@ -25,9 +27,13 @@ LOCAL = tuple(f"{level}-{who}" for level in LEVELS for who in USERS)
 CELLS = (*LOCAL, *CONTAINERS)
 WITH_ROOT = ("namespaces-root", "namespaces-user", "docker")  # whose programs may be root inside
 
+# Of the local cells these run without CI=true: the strongest that there is, and the weakest.
+USUAL = ("namespaces-root" if os.geteuid() == 0 else "namespaces-user", "landlock-user")
+STRONGEST = USUAL[:1]
+
 # Who runs the proof. Anything else in `proof` is the reason why there is none.
 PEER = "peer"  # an ordinary user
-ALONE = "alone"  # an ordinary user nobody else is: it may harm all that this user runs
+ALONE = "alone"  # an ordinary user with no other process: it may harm all that this user runs
 ROOT = "root"
 
 # What a program finds before its own lines. `escaped` ends it; an OSError is a refusal.
@@ -42,7 +48,7 @@ def escaped(what): say("ESCAPED", what)
 def absent(what): say("ABSENT", what)
 
 def put(path, text):
-    """Written at once: what a file object keeps for later fails where nobody looks."""
+    """Written at once: what a file object keeps for later fails where no one looks."""
     fd = os.open(path, os.O_WRONLY)
     os.write(fd, text.encode())
     os.close(fd)
@@ -100,7 +106,7 @@ class Attempt:
     proof: str = PEER
     actors: tuple[str, ...] = ()  # what the host has for it to attack; see actors.py
     stands: Mapping[str, str] = field(default_factory=dict)  # cell: why it is known to work there
-    binary: str = ""  # a program of c/ that it uses, as ./NAME
+
     killed: bool = False  # to be ended by the kernel is a refusal, too
     terminal: str = ""  # "both", or "proof": it only has one without a sandbox
     hardened: bool = False  # some hosts refuse it to everybody: then there is no proof
@@ -108,7 +114,7 @@ class Attempt:
     fatal: Mapping[str, str] = field(default_factory=dict)  # cell: why the sandbox may end with it
     moot: Mapping[str, str] = field(default_factory=dict)  # cell: why it has no meaning there
     args: Mapping[str, Any] = field(default_factory=dict)
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    fresh: bool = False  # it needs a sandbox that no other test had before
     user: str = ""  # who it is inside; "": the sandbox's user
 
     def program(self) -> str:
@@ -121,6 +127,9 @@ class Attempt:
     def names(self) -> set[str]:
         """Every quoted word: among them are the system calls it makes by number."""
         return set(re.findall(r"""["'](\w+)["']""", self.code))
+
+
+Check = Callable[[Attempt], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,23 +177,44 @@ ROWS: list[Row] = []
 
 def cases(attempts: Iterable[Attempt], cells: tuple[str, ...] = CELLS) -> pytest.MarkDecorator:
     """Every attempt in every cell; where one is known to work, a strict expected failure."""
+    found = parameters(attempts, cells, _caller())
+    return pytest.mark.parametrize(("attempt", "cell"), found, indirect=["cell"])
+
+
+def parameters(
+    attempts: Iterable[Attempt], cells: tuple[str, ...], group: str
+) -> list[ParameterSet]:
     given = list(attempts)
-    module = _caller()
-    ROWS.extend(Row.of(module, attempt, cells) for attempt in given)
-    return pytest.mark.parametrize(
-        ("attempt", "cell"),
-        [
-            pytest.param(a, cell, id=f"{a.name}-{cell}", marks=_marks(a, cell))
-            for a in given
-            for cell in cells
-        ],
-        indirect=["cell"],
-    )
+    ROWS.extend(Row.of(group, attempt, cells) for attempt in given)
+    return [
+        pytest.param(a, cell, id=f"{group}-{a.name}-{cell}", marks=_marks(a, cell))
+        for a in given
+        for cell in cells
+    ]
+
+
+def again(attempts: Iterable[Attempt], cells: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Attempts of other modules, with a change; without CI=true in one cell."""
+    params = [
+        pytest.param(
+            a,
+            cell,
+            id=f"{a.name}-{cell}",
+            marks=(*_marks(a, cell), *(() if cell in STRONGEST else (pytest.mark.slow,))),
+        )
+        for a in attempts
+        for cell in cells
+    ]
+    return pytest.mark.parametrize(("attempt", "cell"), params, indirect=["cell"])
 
 
 def proofs(attempts: Iterable[Attempt]) -> pytest.MarkDecorator:
-    works = [a for a in attempts if a.proof in (PEER, ALONE, ROOT)]
-    return pytest.mark.parametrize("attempt", works, ids=[a.name for a in works])
+    params = [
+        pytest.param(a, id=a.name, marks=() if a.proof == PEER else pytest.mark.needs("root"))
+        for a in attempts
+        if a.proof in (PEER, ALONE, ROOT)
+    ]
+    return pytest.mark.parametrize("attempt", params)
 
 
 def scenario(
@@ -208,14 +238,19 @@ def scenario(
 
 def _caller() -> str:
     """The module that asks for cases. `inspect.stack` reads the source of every frame for it."""
-    return Path(sys._getframe(2).f_code.co_filename).stem
+    return Path(sys._getframe(2).f_code.co_filename).stem.removeprefix("test_")
 
 
 def _marks(
     attempt: Attempt, cell: str, raises: type[AssertionError] = GotOut
 ) -> tuple[pytest.MarkDecorator, ...]:
-    """What stands whatever the machine; see `holds` for what depends on that."""
+    """What stands on every machine; `inside` marks what depends on it."""
+    marks = [pytest.mark.slow] if cell in LOCAL and cell not in USUAL else []
+    if cell.startswith("landlock"):
+        marks.append(pytest.mark.needs("landlock"))
     if reason := attempt.moot.get(cell):
-        return (pytest.mark.skip(reason=reason),)
+        return (*marks, pytest.mark.skip(reason=reason))
     always = None if attempt.unenforced else attempt.stands.get(cell)
-    return (pytest.mark.xfail(reason=always, strict=True, raises=raises),) if always else ()
+    if always:
+        marks.append(pytest.mark.xfail(reason=always, strict=True, raises=raises))
+    return tuple(marks)

@@ -22,7 +22,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.support import component_missing
 from tests.support.users import User
 
 ENV = {
@@ -39,8 +38,7 @@ LIMITS = {"memory": 256 << 20, "disk": 64 << 20, "inodes": 2000, "processes": 64
 def system_python() -> str:
     """The one that programs find inside, so that both runs use the same."""
     found = shutil.which("python3", path=ENV["PATH"])
-    if found is None:
-        component_missing("no python3 below /usr, where sandboxes look for it")
+    assert found is not None, "no python3 below /usr, where sandboxes look for it"
     return found
 
 

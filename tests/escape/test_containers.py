@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.escape.attempt import CONTAINERS, RELAYED, Attempt, cases, scenario
+from tests.escape.attempt import CONTAINERS, RELAYED, Attempt, Check, cases, scenario
 from tests.escape.conftest import Cell
 from tests.support import wait_for
 from tests.support.engine import EngineApi
@@ -15,7 +15,6 @@ from tests.support.images import Images
 
 pytestmark = pytest.mark.real
 
-Check = Callable[[Attempt], None]
 
 ANYWHERE = (*CONTAINERS, *RELAYED)
 ENGINE = "the Engine is root's: whoever may use it needs no way out"
@@ -68,23 +67,6 @@ for way in ways:
 raise refused
 """,
         proof="whoever may connect owns the sandbox: the driver does",
-    ),
-    Attempt(
-        "start-agent",
-        "start the agent's program: as a relay to the agent, and as another agent",
-        WAYS
-        + """
-refused = None
-for path in [f"{way}/{name}" for way in ways for name in ("agent", "bin/capsule-agent")]:
-    for argv in (["relay", "/.capsule/agent.sock"], ["container"], ["version"]):
-        try:
-            subprocess.run([path, *argv], stdin=subprocess.DEVNULL, timeout=5)
-            escaped(path)
-        except OSError as error:
-            refused = error
-raise refused
-""",
-        proof=AGENTS,
     ),
     Attempt(
         "engines-sockets",
@@ -143,27 +125,6 @@ raise refused
         """,
         args={"size": 400 << 20, "files": 100_000},
         proof="a host's disks have no size that a program could not fill",
-    ),
-    Attempt(
-        "nested-cgroup",
-        "make a cgroup of one's own, whose end starts a program of the host (CVE-2022-0492)",
-        """
-        import glob
-        refused = None
-        for group in ["/sys/fs/cgroup", *glob.glob("/sys/fs/cgroup/*/")]:
-            for action in (
-                lambda: os.mkdir(f"{group}/own"), lambda: put(f"{group}/release_agent", "/x"),
-                lambda: put(f"{group}/notify_on_release", "1"),
-                lambda: put(f"{group}/devices.allow", "a *:* rwm"),
-            ):
-                try:
-                    action()
-                    escaped(group)
-                except OSError as error:
-                    refused = error
-        raise refused
-        """,
-        proof="see leave-cgroup",
     ),
 ]
 

@@ -1,21 +1,20 @@
-"""Programs that are root inside: what root could do, and what every other program tries as well."""
+"""Programs that are root inside: what only root could do, and what other programs try as well."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.escape import test_agent, test_devices, test_mounts, test_namespaces, test_privileges
-from tests.escape.attempt import ROOT, WITH_ROOT, Attempt, cases, proofs, scenario
+from tests.escape import test_agent
+from tests.escape.attempt import ROOT, WITH_ROOT, Attempt, Check, again, cases, proofs, scenario
+from tests.escape.attempts import devices, kernel, mounts, namespaces, privileges
 from tests.escape.conftest import Cell
 from tests.escape.machine import Refused
 
 pytestmark = pytest.mark.real
 
-Check = Callable[[Attempt], None]
 
 AS_ROOT: dict[str, Any] = {"user": "root", "cwd": "/workspace"}
 HARM = "it would harm the machine"
@@ -32,21 +31,9 @@ GRANTED = {
 }
 # What stands for the user, and not for root, who is in a namespace of its own.
 BETTER = ("same-namespaces",)
-OTHERS = (test_agent, test_devices, test_mounts, test_namespaces, test_privileges)
+OTHERS = (test_agent, devices, kernel, mounts, namespaces, privileges)
 
 ATTEMPTS = [
-    Attempt(
-        "chroot",
-        "leave the root by chroot, and climb",
-        """
-        os.makedirs("jail", exist_ok=True)
-        os.chroot("jail")
-        for _ in range(64): os.chdir("..")
-        os.chroot(".")
-        escaped(os.listdir("/"))
-        """,
-        proof=ROOT,
-    ),
     Attempt(
         "raw-socket",
         "send packets of one's own making",
@@ -62,60 +49,6 @@ ATTEMPTS = [
         proof=ROOT,
     ),
     Attempt(
-        "kernel-settings",
-        "change settings of the kernel in /proc and /sys",
-        """
-        names = ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname",
-                 "/proc/sys/vm/swappiness", "/proc/sys/user/max_user_namespaces",
-                 "/proc/sys/net/ipv4/ip_forward", "/proc/sysrq-trigger",
-                 "/sys/kernel/uevent_helper", "/sys/fs/cgroup/cgroup.procs"]
-        opened = []
-        for name in names:
-            try:
-                os.open(name, os.O_WRONLY)
-                opened.append(name)
-            except OSError as error:
-                refused = error
-        if opened: escaped(opened)
-        raise refused
-        """,
-        proof=ROOT,
-    ),
-    Attempt(
-        "parents-namespace",
-        "get hold of the user namespace above one's own, and of the one that owns the others",
-        """
-        found = []
-        for kind in ("user", "mnt", "pid", "net", "uts", "ipc"):
-            fd = os.open(f"/proc/self/ns/{kind}", os.O_RDONLY)
-            for question in (0xb701, 0xb702):
-                try:
-                    above = fcntl.ioctl(fd, question)
-                    call("setns", above, 0)
-                    found.append(kind)
-                except OSError as error:
-                    refused = error
-        if found: escaped(found)
-        raise refused
-        """,
-        proof=OF_A_SANDBOX,
-    ),
-    Attempt(
-        "map-more-ids",
-        "map more ids into one's namespace, and allow groups again",
-        """
-        texts = (("uid_map", "0 0 65536"), ("gid_map", "0 0 65536"), ("setgroups", "allow"))
-        for name, text in texts:
-            try:
-                put(f"/proc/self/{name}", text)
-                escaped(name)
-            except OSError as error:
-                refused = error
-        raise refused
-        """,
-        proof=OF_A_SANDBOX,
-    ),
-    Attempt(
         "more-capabilities",
         "take the capabilities that were left out",
         """
@@ -129,62 +62,6 @@ ATTEMPTS = [
         if any(caps & ~0x1b for caps in held): escaped(held)
         """,
         proof=OF_A_SANDBOX,
-    ),
-    Attempt(
-        "higher-limits",
-        "raise hard limits: processes, files, locked memory, priorities",
-        """
-        for which in (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK,
-                      resource.RLIMIT_FSIZE, resource.RLIMIT_SIGPENDING, resource.RLIMIT_NICE):
-            hard = resource.getrlimit(which)[1]
-            if hard == resource.RLIM_INFINITY: continue
-            try:
-                resource.setrlimit(which, (hard + 1, hard + 1))
-                escaped(which)
-            except (OSError, ValueError) as error:
-                refused = error
-        raise OSError(str(refused))
-        """,
-        proof="most limits of the machine's root are none",
-    ),
-    Attempt(
-        "priority",
-        "take a real-time priority, or be nicer to oneself",
-        """
-        done = []
-        for name, attempt in (("nice", lambda: os.nice(-10)),
-                              ("fifo", lambda: os.sched_setscheduler(0, 1, os.sched_param(10)))):
-            try:
-                attempt()
-                done.append(name)
-            except OSError as error:
-                refused = error
-        if done: escaped(done)
-        raise refused
-        """,
-        proof=HARM,
-    ),
-    Attempt(
-        "keyrings",
-        "use the kernel's keyrings, which no namespace holds",
-        """
-        if tried("keyctl", 0, -3, 1) == 0: escaped("keyctl")
-        if tried("add_key", b"user", b"x", b"y", 1, -3) not in (1, 38): escaped("add_key")
-        if tried("request_key", b"user", b"x", None, -3) not in (1, 38): escaped("request_key")
-        """,
-        proof="the keyring of whoever runs the tests is not ours to fill",
-    ),
-    Attempt(
-        "machine-calls",
-        "set the clock or the name, reboot, swap, load a module, read the kernel's log",
-        """
-        calls = (("reboot", 0xfee1dead, 672274793, 0, 0), ("sethostname", b"x", 1),
-                 ("swapoff", b"/x"), ("settimeofday", None, None), ("delete_module", b"x", 0),
-                 ("syslog", 3, None, 0), ("kexec_load", 0, 0, None, 0), ("acct", b"/x"))
-        done = [name for name, *given in calls if tried(name, *given) == 0]
-        if done: escaped(done)
-        """,
-        proof=HARM,
     ),
     Attempt(
         "files-by-handle",
@@ -222,28 +99,11 @@ ATTEMPTS = [
 ATTEMPTS = [replace(attempt, user="root") for attempt in ATTEMPTS]
 
 
-def as_root(attempt: Attempt, module: str) -> Attempt:
-    """The attempt of another module once more; known to work where it is known to work there."""
-    moot = {cell: GRANTED[attempt.name] for cell in WITH_ROOT if attempt.name in GRANTED}
-    stands = {} if attempt.name in BETTER else attempt.stands
-    kept = {cell: why for cell, why in stands.items() if cell in WITH_ROOT}
-    fatal = {cell: why for cell, why in attempt.fatal.items() if cell in WITH_ROOT}
-    also = {cell: why for cell, why in attempt.moot.items() if cell in WITH_ROOT}
-    return replace(
-        attempt,
-        name=f"{module}-{attempt.name}",
-        proof=f"see `{attempt.name}` of {module}",
-        user="root",
-        moot={**also, **moot},
-        stands=kept,
-        fatal=fatal,
-    )
-
-
 AGAIN = [
-    as_root(attempt, module.__name__.rpartition("test_")[2])
+    replace(attempt, user="root", stands={} if attempt.name in BETTER else attempt.stands)
     for module in OTHERS
     for attempt in module.ATTEMPTS
+    if attempt.name not in GRANTED
 ]
 
 
@@ -252,7 +112,7 @@ def test_stays_inside(attempt: Attempt, holds: Check) -> None:
     holds(attempt)
 
 
-@cases(AGAIN, cells=WITH_ROOT)
+@again(AGAIN, cells=WITH_ROOT)
 def test_what_others_try_fails_for_root(attempt: Attempt, holds: Check) -> None:
     holds(attempt)
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.escape.attempt import ALONE, Attempt, cases, proofs, scenario
 from tests.escape.conftest import Cell
-from tests.escape.machine import ENV, Refused, Sandbox, running_with
+from tests.escape.machine import Refused, Sandbox, running_with
 from tests.support import wait_for
 from tests.support.users import User
 
@@ -143,23 +143,6 @@ def _start_hopping(sandbox: Sandbox, name: str) -> None:
     sandbox.ask("call", "mkdir", folder)
     wait_for(lambda: _hops(sandbox, name, folder), what="there is room for one more")
     wait_for(lambda: _beats(sandbox, f"{folder}/beat"), what="its first beat")
-
-
-@scenario(
-    "in-a-crowd",
-    "hop behind many quiet processes of another exec, which a search meets first",
-    proof="see hopping",
-)
-def test_a_kill_finds_its_way_through_a_crowd(cell: Cell, helpers: Path) -> None:
-    crowd = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 9 & sleep 9 & sleep 9 & done; >there; wait"
-    with cell.box() as sandbox:
-        sandbox.put(helpers / "evade", "evade")
-        sandbox.ask("start", ["/bin/sh", "-c", crowd], "crowd", timeout=0.0, env=ENV)
-        wait_for(lambda: "there" in sandbox.ask("list", "/workspace")["names"], what="a crowd")
-        for name in ("one", "two", "three"):
-            _start_hopping(sandbox, name)
-            sandbox.ask("kill", name)
-            _ends(sandbox, f"/workspace/{name}/beat")
 
 
 @scenario(

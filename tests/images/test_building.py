@@ -114,13 +114,6 @@ async def test_a_failed_rebuild_leaves_the_old_image(workshop: Workshop, images:
     assert [image.id for image in found] == [built.image.id]
 
 
-async def test_arguments_reach_the_build(workshop: Workshop, images: Images) -> None:
-    dockerfile = "ARG BASE=nowhere/at-all:1\nFROM ${BASE}\nARG WORD\nRUN echo MARK ${WORD}\n"
-    args = {"BASE": images.alpine, "WORD": "given"}
-    said, _ = await workshop.build(workshop.name(), dockerfile, args=args)
-    assert Log(f"{workshop.mark} given\n") in said
-
-
 async def test_leaving_cancels_the_build(workshop: Workshop, images: Images) -> None:
     name = workshop.name()
     dockerfile = f"FROM {images.python}\nRUN echo MARK\nRUN echo MARK going; sleep 600\n"
@@ -265,13 +258,6 @@ async def _nobody(template: Template) -> list[str]:
 async def test_names_are_checked(workshop: Workshop, name: str, message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         await workshop.build(name, "FROM scratch\n")
-
-
-async def test_a_template_that_capsule_does_not_bring_needs_a_dockerfile(
-    workshop: Workshop,
-) -> None:
-    with pytest.raises(NotFoundError, match="comes with Capsule"):
-        await anext(workshop.templates.build("nosuch", Recipe()))
 
 
 async def test_with_pulls_off_a_missing_base_is_refused_at_once(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule.errors import ConflictError, InvalidError, NotFoundError
+from capsule.errors import ConflictError
 from capsule.providers.local import images as store
 from capsule.providers.local.export import export_image
 from capsule.providers.local.unpack import is_opaque
@@ -159,34 +159,6 @@ async def test_what_exists_is_replaced_only_when_asked_and_unused(
         await workshop.templates.load(name, archive, provider=provider, replace=True)
 
 
-async def test_an_archive_without_a_language_replaces_nothing(
-    workshop: Workshop, images: Images
-) -> None:
-    name = workshop.name()
-    _, built = await workshop.build(name, f"FROM {images.alpine}\nRUN echo MARK\n")
-    empty = workshop.config.data_dir / "empty.tar"
-    tarfile.open(empty, "w").close()
-    with pytest.raises(InvalidError, match="has none of python3"):
-        await workshop.templates.load(name, empty, provider="docker", replace=True)
-    assert workshop.image_id(built.image.reference) == built.image.id
-    tags = [tag for image in workshop.api.get("/images/json") for tag in image["RepoTags"] or ()]
-    assert not [tag for tag in tags if "incoming" in tag and workshop.mark in tag]
-
-
-async def test_a_plain_root_becomes_an_image_of_the_engine(
-    workshop: Workshop, images: Images
-) -> None:
-    container = workshop.api.run(images.alpine, "true")
-    root = workshop.config.data_dir / "root.tar"
-    try:
-        answer = workshop.api.client.get(f"/containers/{container}/export")
-        root.write_bytes(answer.content)
-    finally:
-        workshop.api.remove(container)
-    built = await workshop.templates.load(workshop.name(), root, provider="docker")
-    assert built.template.default_language == "sh"
-
-
 async def test_a_built_in_template_takes_its_image_from_an_import(
     workshop: Workshop, images: Images
 ) -> None:
@@ -201,14 +173,6 @@ async def test_a_built_in_template_takes_its_image_from_an_import(
         await workshop.templates.load("python", archive, provider="local")
     await workshop.templates.delete("datascience")
     assert await workshop.templates.get("datascience") == before
-
-
-async def test_what_has_no_image_cannot_be_exported(workshop: Workshop) -> None:
-    for name, provider in (("bash", "local"), ("datascience", None)):
-        with pytest.raises(NotFoundError, match="has no image"):
-            await workshop.templates.save(name, io.BytesIO(), provider=provider)
-    with pytest.raises(NotFoundError, match="does not exist"):
-        await workshop.templates.save("nosuch", io.BytesIO())
 
 
 def test_an_export_holds_the_store_still(tmp_path: Path) -> None:

@@ -184,7 +184,6 @@ _ALL = (
         "qemu-system-x86 cpio busybox-static",
         "kernel",
     ),
-    Component("chromium", "pages in a browser", _programs("chromium"), "chromium"),
     Component("cc", "attacks in C, the agent's own tests", _programs("cc"), "gcc libc6-dev"),
     Component("musl", "the agent built with musl", _programs("musl-gcc"), "musl-tools"),
     Component(

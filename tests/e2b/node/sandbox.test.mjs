@@ -102,18 +102,3 @@ test('what listens inside is reached by its name', async () => {
   while (answer.status === 502)
   assert.deepEqual([answer.status, answer.body], [200, 'from inside'])
 })
-
-test('what runs when its sandbox ends says so', async () => {
-  const other = await Sandbox.create({ timeoutMs: 60_000 })
-  const running = await other.commands.run('sleep 60', { background: true })
-  await other.kill()
-  await assert.rejects(running.wait(), /killed or reached its end of life/)
-})
-
-test('what is over is not found', async () => {
-  const short = await Sandbox.create()
-  assert.equal(await short.kill(), true)
-  assert.equal(await short.isRunning(), false)
-  await assert.rejects(short.commands.run('true'), /not found|not running/)
-  await assert.rejects(Sandbox.connect(short.sandboxId), NotFoundError)
-})

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { after, before, test } from 'node:test'
-import { Sandbox, Volume } from 'e2b'
+import { Volume } from 'e2b'
 
 let volume
 before(async () => {
@@ -47,25 +47,4 @@ test('folders and what is known of files', async () => {
   await volume.remove('/one')
   assert.equal(await volume.exists('/one'), false)
   for (const call of ['readFile', 'list', 'getInfo', 'remove']) await assert.rejects(volume[call]('/none'), missing)
-})
-
-test('a sandbox has it, and the next one too', async () => {
-  const mounted = { timeoutMs: 60_000, volumeMounts: { '/mnt/data': volume } }
-  const writer = await Sandbox.create(mounted)
-  await writer.files.write('/mnt/data/left', 'for the next')
-  await writer.kill()
-  const reader = await Sandbox.create(mounted)
-  assert.equal(await reader.files.read('/mnt/data/left'), 'for the next')
-  await reader.kill()
-  const again = await Volume.connect(volume.volumeId)
-  assert.equal(await again.readFile('/left'), 'for the next')
-})
-
-test('it is found, and not when it is gone', async () => {
-  assert.equal((await Volume.getInfo(volume.volumeId)).name, volume.name)
-  assert.ok((await Volume.list()).some((each) => each.volumeId === volume.volumeId))
-  const other = await Volume.create(`node-${randomUUID()}`)
-  assert.equal(await Volume.destroy(other.volumeId), true)
-  assert.equal(await Volume.destroy(other.volumeId), false)
-  await assert.rejects(Volume.getInfo(other.volumeId))
 })

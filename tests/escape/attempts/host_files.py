@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
-
-from tests.escape.attempt import LOCAL, PEER, ROOT, Attempt, cases, proofs
-
-pytestmark = pytest.mark.real
-
-Check = Callable[[Attempt], None]
+from tests.escape.attempt import LOCAL, ROOT, Attempt
 
 VISIBLE = (
     "without a mount namespace names and attributes of files can be seen: Landlock checks opening"
@@ -21,7 +13,7 @@ SHARED_USR = "/usr is the host's own: locks and events on its files are shared w
 ATTEMPTS = [
     Attempt(
         "read-file",
-        "open and read a file of the host that everybody may read",
+        "open and read a file of the host that all users may read",
         "escaped(open(A['secret']).read())",
         actors=("open_file",),
     ),
@@ -32,24 +24,25 @@ ATTEMPTS = [
         actors=("own_file",),
     ),
     Attempt(
-        "append-file",
-        "write to a file of the host that everybody may write",
-        "open(A['secret'], 'a').write('x'); escaped('written')",
+        "write-file",
+        "write to a file of the host that all users may write, and truncate it by its path",
+        """
+        try:
+            open(A["secret"], "a").close()
+        except OSError:
+            os.truncate(A["secret"], 0)
+        escaped("written")
+        """,
         actors=("open_file",),
     ),
     Attempt(
-        "truncate-file",
-        "truncate a file of the host by its path",
-        "os.truncate(A['secret'], 0); escaped('truncated')",
-        actors=("own_file",),
-    ),
-    Attempt(
         "create-file",
-        "make a file, a folder, a FIFO and a symlink in a folder like /tmp of the host",
+        "list a folder like /tmp of the host, make a file, a folder, a FIFO, a symlink in it",
         """
         made = []
         for make in (
-            lambda p: open(p, "x"), os.mkdir, os.mkfifo, lambda p: os.symlink("/", p)
+            lambda p: open(p, "x"), os.mkdir, os.mkfifo, lambda p: os.symlink("/", p),
+            lambda p: os.listdir(os.path.dirname(p)),
         ):
             try:
                 made.append(make(f"{A['shared']}/{len(made)}"))
@@ -71,12 +64,6 @@ ATTEMPTS = [
         escaped("gone")
         """,
         actors=("own_file",),
-    ),
-    Attempt(
-        "list-folder",
-        "list a folder of the host",
-        "escaped(os.listdir(A['shared']))",
-        actors=("shared_folder",),
     ),
     Attempt(
         "symlink-to-file",
@@ -155,19 +142,18 @@ ATTEMPTS = [
     ),
     Attempt(
         "chmod-file",
-        "change the mode of a private file of the user who runs the server, by its path",
-        "os.chmod(A['secret'], 0o606); escaped('changed')",
-        actors=("own_file",),
-    ),
-    Attempt(
-        "touch-file",
-        "change times and extended attributes of such a file, by its path",
+        "change mode, times, attributes of a private file of the server's user, by its path",
         """
-        try:
-            os.utime(A["secret"], (1, 1))
-        except OSError:
-            os.setxattr(A["secret"], "user.escaped", b"x")
-        escaped("changed")
+        for change in (
+            lambda: os.chmod(A["secret"], 0o606), lambda: os.utime(A["secret"], (1, 1)),
+            lambda: os.setxattr(A["secret"], "user.escaped", b"x"),
+        ):
+            try:
+                change()
+                escaped("changed")
+            except OSError as error:
+                refused = error
+        raise refused
         """,
         actors=("own_file",),
     ),
@@ -263,26 +249,4 @@ ATTEMPTS = [
         """,
         proof=ROOT,
     ),
-    Attempt(
-        "copy-between",
-        "move bytes of a host's file by copy_file_range, sendfile and splice",
-        """
-        fd = os.open(A["secret"], os.O_RDONLY)
-        out = os.open("copy", os.O_RDWR | os.O_CREAT)
-        os.copy_file_range(fd, out, 100)
-        escaped(os.pread(out, 100, 0))
-        """,
-        actors=("open_file",),
-        proof=PEER,
-    ),
 ]
-
-
-@cases(ATTEMPTS)
-def test_stays_inside(attempt: Attempt, holds: Check) -> None:
-    holds(attempt)
-
-
-@proofs(ATTEMPTS)
-def test_works_outside(attempt: Attempt, works: Check) -> None:
-    works(attempt)

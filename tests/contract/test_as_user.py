@@ -1,5 +1,5 @@
-"""Pause, snapshots and volumes when the server is an ordinary user: without uids or cgroups of its
-own, on a disk in memory."""
+"""The contract, pause, snapshots and volumes when the server is an ordinary user: without uids or
+cgroups of its own, on a disk in memory."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ import pytest
 from tests.support import ROOT
 from tests.support.users import User
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.serial]
-
-NAMES = (
-    "pause",
-    "snapshots",
-    "steps",
-    "step_trees",
-    "step_files",
-    "volumes",
-    "kept",
-    "users",
-    "sudo",
-)
-FILES = tuple(f"tests/unit/test_{name}_real.py" for name in NAMES)
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.needs("root")]
 
 
-@pytest.mark.timeout(300)
-def test_an_ordinary_user_can_do_the_same(as_root: None, as_user: User, agent_binary: Path) -> None:
-    shutil.copytree(ROOT / "tests", as_user.home / "tests")
-    shutil.copy(ROOT / "pyproject.toml", as_user.home)
-    agent = as_user.home / "capsule-agent"
+def run_tests_as(user: User, agent_binary: Path, *words: str, timeout: float) -> str:
+    shutil.copytree(ROOT / "tests", user.home / "tests")
+    shutil.copy(ROOT / "pyproject.toml", user.home)
+    agent = user.home / "capsule-agent"
     shutil.copy(agent_binary, agent)
     agent.chmod(0o755)
-    ended = as_user.run(
-        *(as_user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0"),
-        f"--basetemp={as_user.home}/tmp",
-        *FILES,
-        timeout=280,
+    ended = user.run(
+        *(user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0"),
+        f"--basetemp={user.home}/tmp",
+        *words,
+        timeout=timeout,
         env={"CAPSULE_AGENT": str(agent), "CI": os.environ.get("CI", "")},
     )
     assert ended.returncode == 0, ended.stdout[-20_000:] + ended.stderr[-2000:]
-    assert " skipped" not in ended.stdout.splitlines()[-1], ended.stdout
+    return ended.stdout
 
 
-def test_a_box_of_theirs_has_its_root_before_programs_run(as_root: None, as_user: User) -> None:
-    """Programs have the uid of whoever makes it, and could stop him while pid 1 waits."""
+@pytest.mark.timeout(900)
+def test_an_ordinary_user_keeps_the_contract(as_user: User, agent_binary: Path) -> None:
+    words = ("-m", "not serial", "tests/contract/test_local.py")  # others run beside this
+    run_tests_as(as_user, agent_binary, *words, timeout=880)
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(300)
+def test_an_ordinary_user_has_state(as_user: User, agent_binary: Path) -> None:
+    names = "pause snapshots steps step_trees step_files volumes kept users sudo".split()
+    files = [f"tests/unit/test_{name}_real.py" for name in names]
+    output = run_tests_as(as_user, agent_binary, *files, timeout=280)
+    assert " skipped" not in output.splitlines()[-1], output
+
+
+def test_the_root_of_a_box_is_there_before_its_programs(as_user: User) -> None:
+    """Programs have the uid of the user who runs the box, and could stop its making of root."""
     words = as_user.capsule("run", "-t", "base", "-l", "bash", "echo up; sleep 60")
     running = as_user.popen(*words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     with running:

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests.escape.attempt import PEER, ROOT, Attempt, cases, proofs
-
-pytestmark = pytest.mark.real
-
-Check = Callable[[Attempt], None]
+from tests.escape.attempt import PEER, ROOT, Attempt
 
 NO_PRIORITIES = "gVisor lets everybody set a priority, and schedules without looking at it"
 
@@ -31,28 +24,40 @@ def _names(folder: str) -> list[str]:
 
 ATTEMPTS = [
     Attempt(
-        "write-sysctl",
-        "open sysctls for writing: core_pattern, modprobe, panic, overcommit, ip_forward",
+        "write-settings",
+        "open settings in /proc and /sys for writing, sysrq (which reboots), the kernel's log",
         """
-        for name in ("kernel/core_pattern", "kernel/modprobe", "kernel/panic",
-                     "vm/overcommit_memory", "net/ipv4/ip_forward", "user/max_user_namespaces"):
+        names = ["/proc/sysrq-trigger", "/dev/kmsg", "/sys/kernel/mm/transparent_hugepage/enabled",
+                 "/sys/kernel/uevent_helper", "/sys/power/state", "/sys/block/vda/queue/scheduler",
+                 "/sys/devices/system/cpu/cpu1/online"]
+        names += [f"/proc/sys/{name}" for name in (
+            "kernel/core_pattern", "kernel/hostname", "kernel/modprobe", "kernel/panic",
+            "vm/overcommit_memory", "net/ipv4/ip_forward", "user/max_user_namespaces")]
+        opened = []
+        for name in names:
             try:
-                os.open(f"/proc/sys/{name}", os.O_WRONLY)
-                escaped(name)
+                fd = os.open(name, os.O_WRONLY)
+                if name == "/dev/kmsg" or stat.S_ISREG(os.fstat(fd).st_mode): opened.append(name)
             except OSError as error:
                 refused = error
+        if opened: escaped(opened)
         raise refused
         """,
         proof=ROOT,
     ),
     Attempt(
-        "sysrq",
-        "open /proc/sysrq-trigger for writing, which reboots and crashes machines",
+        "machine-calls",
+        "be allowed to reboot, set the clock, swap, account, use I/O ports (asked for nothing)",
         """
-        fd = os.open("/proc/sysrq-trigger", os.O_WRONLY)
-        if stat.S_ISREG(os.fstat(fd).st_mode): escaped("open for writing")
+        allowed = [name for name, answer, *given in (
+            ("reboot", errno.EINVAL, 0, 0, 0, 0), ("settimeofday", 0, None, None),
+            ("clock_settime", errno.EFAULT, 0, None), ("swapoff", errno.ENOENT, b"/nonexistent"),
+            ("swapon", errno.ENOENT, b"/nonexistent", 0), ("acct", errno.ENOENT, b"/nonexistent"),
+            ("iopl", 0, 3), ("sethostname", errno.EFAULT, None, 1),
+        ) if name in A["nr"] and tried(name, *given) == answer]
+        if allowed: escaped(allowed)
         """,
-        proof="this kernel may have none; to write to it would crash the machine",
+        proof=ROOT,
     ),
     Attempt(
         "kernel-memory",
@@ -104,27 +109,13 @@ ATTEMPTS = [
         proof=ROOT,
     ),
     Attempt(
-        "forge-kernel-log",
-        "write a line into the kernel's log",
-        "os.open('/dev/kmsg', os.O_WRONLY); escaped('open for writing')",
-        proof=ROOT,
-    ),
-    Attempt(
         "keyring",
-        "keep a key in the user's keyring, which no namespace makes private",
+        "use the user's keyring, which no namespace makes private: add, search, read keys",
         """
+        if tried("keyctl", 0, -4, 1) == 0: escaped("the user's keyring")
         key = call("add_key", b"user", b"capsule-escape", b"secret", 6, -4)
         tried("keyctl", 3, key)
         escaped(f"key {key}")
-        """,
-        hardened=True,
-    ),
-    Attempt(
-        "keyctl",
-        "search and read keyrings of the host (keyctl, request_key)",
-        """
-        if tried("keyctl", 0, -4, 1) == 0: escaped("the user's keyring")
-        call("request_key", b"user", b"capsule", None, -4)
         """,
         hardened=True,
     ),
@@ -180,48 +171,6 @@ ATTEMPTS = [
         proof=ROOT,
     ),
     Attempt(
-        "kexec",
-        "load another kernel",
-        "call('kexec_load', 0, 0, 0, 0); escaped('loaded')",
-        proof="it would take away a crash kernel that the host has loaded",
-    ),
-    Attempt(
-        "reboot",
-        "be allowed to reboot (asked with wrong magic numbers, which is refused later)",
-        "if tried('reboot', 0, 0, 0, 0) == errno.EINVAL: escaped('only the magic was missing')",
-        proof=ROOT,
-    ),
-    Attempt(
-        "set-clock",
-        "be allowed to set the clock: settimeofday, clock_settime, adjtimex",
-        """
-        if tried("settimeofday", None, None) == 0: escaped("settimeofday")
-        if tried("clock_settime", 0, None) == errno.EFAULT: escaped("clock_settime")
-        """,
-        proof=ROOT,
-    ),
-    Attempt(
-        "swap",
-        "be allowed to switch swap on and off",
-        """
-        answers = {tried("swapon", b"/nonexistent", 0), tried("swapoff", b"/nonexistent")}
-        if answers == {errno.ENOENT}: escaped("only the file was missing")
-        """,
-        proof=ROOT,
-    ),
-    Attempt(
-        "accounting",
-        "be allowed to start process accounting, and to read quotas",
-        "if tried('acct', b'/nonexistent') == errno.ENOENT: escaped('only the file was missing')",
-        proof=ROOT,
-    ),
-    Attempt(
-        "io-ports",
-        "use the machine's I/O ports",
-        "call('iopl', 3); escaped('iopl')",
-        proof=ROOT,
-    ),
-    Attempt(
         "local-descriptors",
         "put a descriptor into the CPU's local table (modify_ldt)",
         "call('modify_ldt', 1, struct.pack('IIII', 0, 0, 0, 0x51), 16); escaped('written')",
@@ -231,16 +180,6 @@ ATTEMPTS = [
         "personality",
         "switch address randomisation off for oneself and one's children",
         "call('personality', 0x0040000); escaped('off')",
-    ),
-    Attempt(
-        "more-cores",
-        "run on CPUs that the sandbox was not given",
-        """
-        mask = ctypes.create_string_buffer(b"\\xff" * 128)
-        call("sched_setaffinity", 0, 128, mask)
-        if len(os.sched_getaffinity(0)) > 1: escaped(os.sched_getaffinity(0))
-        absent("it has one CPU")
-        """,
     ),
     Attempt(
         "realtime",
@@ -286,34 +225,24 @@ ATTEMPTS = [
         proof=ROOT,
     ),
     Attempt(
-        "write-sysfs",
-        "open settings in /sys for writing: memory, CPUs, block devices, power, modules",
-        """
-        names = ("kernel/mm/transparent_hugepage/enabled", "kernel/uevent_helper", "power/state",
-                 "block/vda/queue/scheduler", "devices/system/cpu/cpu1/online")
-        for name in names:
-            try:
-                os.open(f"/sys/{name}", os.O_WRONLY)
-                escaped(name)
-            except OSError as error:
-                refused = error
-        raise refused
-        """,
-        proof=ROOT,
-    ),
-    Attempt(
         "leave-cgroup",
-        "move to another cgroup, or loosen one's own",
+        "move to another cgroup, loosen one's own, make one (whose end may run a program)",
         """
         import glob
         files = [f"/sys/fs/cgroup/{n}" for n in ("cgroup.procs", "memory.max", "pids.max",
                  "cpu.max", "release_agent", "cgroup.kill", "memory/memory.limit_in_bytes")]
         files += glob.glob("/sys/fs/cgroup/*/cgroup.procs") + glob.glob("/sys/fs/cgroup/*/tasks")
-        refused = FileNotFoundError(2, "no file of a cgroup is to be seen")
+        refused = FileNotFoundError(2, "no file of a cgroup is visible")
         for path in files:
             try:
                 os.open(path, os.O_WRONLY)
                 escaped(path)
+            except OSError as error:
+                refused = error
+        for group in ["/sys/fs/cgroup", *glob.glob("/sys/fs/cgroup/*/")]:
+            try:
+                os.mkdir(f"{group}/own")
+                escaped(group)
             except OSError as error:
                 refused = error
         raise refused
@@ -360,28 +289,4 @@ ATTEMPTS = [
         """,
         proof=ROOT,
     ),
-    Attempt(
-        "numa",
-        "move memory between nodes: mbind, set_mempolicy, move_pages, migrate_pages",
-        "call('set_mempolicy', 0, None, 0); escaped('set')",
-    ),
-    Attempt(
-        "secret-memory",
-        "have memory that the host's tools cannot see (memfd_secret)",
-        """
-        number = tried("memfd_secret", 0)
-        if number == errno.ENOSYS and not A.get("keeper"): absent("this kernel has no memfd_secret")
-        if number == 0: escaped("made")
-        """,
-    ),
 ]
-
-
-@cases(ATTEMPTS)
-def test_stays_inside(attempt: Attempt, holds: Check) -> None:
-    holds(attempt)
-
-
-@proofs(ATTEMPTS)
-def test_works_outside(attempt: Attempt, works: Check) -> None:
-    works(attempt)

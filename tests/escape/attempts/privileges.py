@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
-
-from tests.escape.attempt import PEER, ROOT, Attempt, cases, proofs
-
-pytestmark = pytest.mark.real
-
-Check = Callable[[Attempt], None]
+from tests.escape.attempt import PEER, ROOT, Attempt
 
 BOUNDING = "only root can empty the bounding set; no_new_privs makes what is in it worthless"
 
@@ -111,7 +103,8 @@ escaped("raised")
         "become another user of the box, or of another sandbox",
         """
         for uid in (1, 1001, 65534, os.getuid() + 65536):
-            if tried("setresuid", uid, uid, uid) == 0: escaped(uid)
+            # the user's own id may be among them
+            if uid != os.getuid() and tried("setresuid", uid, uid, uid) == 0: escaped(uid)
         """,
         proof=ROOT,
     ),
@@ -123,12 +116,18 @@ escaped("raised")
     ),
     Attempt(
         "file-capabilities",
-        "give a program of one's own a capability",
+        "set attributes of a file that the kernel believes: capabilities, overlays, integrity",
         """
         with open("tool", "wb"): pass
         value = struct.pack("<IIIII", 0x02000001, 0xFFFFFFFF, 0, 0x1FF, 0)
-        os.setxattr("tool", "security.capability", value)
-        escaped("given")
+        for name, data in (("security.capability", value), ("trusted.overlay.opaque", b"y"),
+                           ("security.ima", b"y"), ("security.evm", b"y")):
+            try:
+                os.setxattr("tool", name, data)
+                escaped(name)
+            except OSError as error:
+                refused = error
+        raise refused
         """,
         proof=ROOT,
     ),
@@ -170,36 +169,6 @@ escaped("raised")
         proof=ROOT,
     ),
     Attempt(
-        "see-root-owned",
-        "read a file of root's alone below /usr or /etc",
-        """
-        import glob
-        paths = ["/etc/shadow", "/etc/gshadow", "/etc/sudoers", *glob.glob("/etc/ssl/private/*")]
-        for path in paths:
-            try:
-                if open(path, "rb").read(1): escaped(path)
-            except OSError as error:
-                refused = error
-        raise refused
-        """,
-        proof=ROOT,
-    ),
-    Attempt(
-        "trusted-attributes",
-        "set trusted and security attributes, which overlays and loaders believe",
-        """
-        with open("f", "wb"): pass
-        for name in ("trusted.overlay.opaque", "security.ima", "security.evm"):
-            try:
-                os.setxattr("f", name, b"y")
-                escaped(name)
-            except OSError as error:
-                refused = error
-        raise refused
-        """,
-        proof=ROOT,
-    ),
-    Attempt(
         "replace-program",
         "overwrite the interpreter that runs oneself, by /proc/self/exe",
         """
@@ -232,13 +201,3 @@ escaped("raised")
         proof=PEER,
     ),
 ]
-
-
-@cases(ATTEMPTS)
-def test_stays_inside(attempt: Attempt, holds: Check) -> None:
-    holds(attempt)
-
-
-@proofs(ATTEMPTS)
-def test_works_outside(attempt: Attempt, works: Check) -> None:
-    works(attempt)

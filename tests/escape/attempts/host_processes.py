@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
-
-from tests.escape.attempt import ALONE, ROOT, Attempt, cases, proofs
-
-pytestmark = pytest.mark.real
-
-Check = Callable[[Attempt], None]
+from tests.escape.attempt import ALONE, ROOT, Attempt
 
 GUESSED = "without a pid namespace a pid can be guessed: the kernel answers whether it exists"
 LANDLOCK_KNOWS = {"landlock-root": GUESSED, "landlock-user": GUESSED}
@@ -37,18 +29,12 @@ ATTEMPTS = [
         killed=True,
     ),
     Attempt(
-        "stop",
-        "stop a process of the host",
-        "os.kill(A['pid'], signal.SIGSTOP); time.sleep(0.1); escaped('sent')",
-        actors=("victim",),
-    ),
-    Attempt(
         "signal-thread",
-        "signal it by tgkill, tkill, rt_sigqueueinfo and rt_tgsigqueueinfo",
+        "stop it, and signal it by tgkill, tkill, rt_sigqueueinfo and rt_tgsigqueueinfo",
         """
         info = struct.pack("iiii", 10, 0, -1, 0) + bytes(112)
         sent = [n for n, *rest in (
-            ("tgkill", A["pid"], A["pid"], 10), ("tkill", A["pid"], 10),
+            ("kill", A["pid"], 19), ("tgkill", A["pid"], A["pid"], 10), ("tkill", A["pid"], 10),
             ("rt_sigqueueinfo", A["pid"], 10, info),
             ("rt_tgsigqueueinfo", A["pid"], A["pid"], 10, info),
         ) if tried(n, *rest) == 0]
@@ -94,25 +80,14 @@ ATTEMPTS = [
     ),
     Attempt(
         "read-memory",
-        "read its memory with process_vm_readv",
+        "read and write its memory with process_vm_readv and process_vm_writev",
         """
         mine = ctypes.create_string_buffer(A["length"])
         local = struct.pack("QQ", ctypes.addressof(mine), A["length"])
         remote = struct.pack("QQ", A["address"], A["length"])
+        if tried("process_vm_writev", A["pid"], local, 1, remote, 1, 0) == 0: escaped("written")
         call("process_vm_readv", A["pid"], local, 1, remote, 1, 0)
         escaped(mine.raw)
-        """,
-        actors=("victim",),
-        hardened=True,
-    ),
-    Attempt(
-        "write-memory",
-        "write its memory with process_vm_writev",
-        """
-        mine = ctypes.create_string_buffer(b"x", 1)
-        local = struct.pack("QQ", ctypes.addressof(mine), 1)
-        call("process_vm_writev", A["pid"], local, 1, struct.pack("QQ", A["address"], 1), 1, 0)
-        escaped("written")
         """,
         actors=("victim",),
         hardened=True,
@@ -210,12 +185,13 @@ ATTEMPTS = [
     ),
     Attempt(
         "slow-down",
-        "lower its priority: setpriority, sched_setscheduler, ioprio_set, by pid and by user",
+        "slow it down: setpriority, sched_setscheduler, sched_setaffinity, ioprio_set",
         """
         done = []
         for action in (
             lambda: os.setpriority(os.PRIO_PROCESS, A["pid"], 19),
             lambda: os.sched_setscheduler(A["pid"], os.SCHED_IDLE, os.sched_param(0)),
+            lambda: os.sched_setaffinity(A["pid"], [0]),
             lambda: call("ioprio_set", 1, A["pid"], 3 << 13),
         ):
             try:
@@ -234,12 +210,6 @@ ATTEMPTS = [
         "os.setpriority(os.PRIO_USER, 0, 19); time.sleep(0.05)",
         actors=("victim",),
         proof=ALONE,
-    ),
-    Attempt(
-        "pin",
-        "keep it to one CPU with sched_setaffinity",
-        "os.sched_setaffinity(A['pid'], [0]); escaped('pinned')",
-        actors=("victim",),
     ),
     Attempt(
         "compare",
@@ -278,13 +248,3 @@ ATTEMPTS = [
         proof=ROOT,
     ),
 ]
-
-
-@cases(ATTEMPTS)
-def test_stays_inside(attempt: Attempt, holds: Check) -> None:
-    holds(attempt)
-
-
-@proofs(ATTEMPTS)
-def test_works_outside(attempt: Attempt, works: Check) -> None:
-    works(attempt)
