@@ -88,16 +88,16 @@ static void field(struct buf *b, const char *name, bool known, double v) {
 void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, uint64_t proc_rss) {
     double cpu = proc_cpu_ms, memory = (double)proc_rss, peak = 0, count = processes, rd, wr;
     struct statfs fs;
-    bool v2 = box.cgroup_version == 2, known_peak, io = io_bytes(&rd, &wr);
+    bool v2 = box.cgroup_version == 2, known, known_peak, io = io_bytes(&rd, &wr);
     if (v2 ? cgroup_value("cpu.stat", "usage_usec", &cpu) : cgroup_value("cpuacct.usage", NULL, &cpu)) cpu /= v2 ? 1e3 : 1e6;
-    cgroup_value(v2 ? "memory.current" : "memory.usage_in_bytes", NULL, &memory);
+    known = cgroup_value(v2 ? "memory.current" : "memory.usage_in_bytes", NULL, &memory) || proc_rss; /* nothing runs: files may take some */
     known_peak = cgroup_value(v2 ? "memory.peak" : "memory.max_usage_in_bytes", NULL, &peak);
     /* in a container our own are members, too: what was counted by name is nearer */
     if (!box.container && cgroup_value("pids.current", NULL, &count) && count >= 1 && forker_wanted()) count--;
     bool disk = disk_fd >= 0 && !fstatfs(disk_fd, &fs);
     buf_add(b, "{", 1);
     field(b, "cpu_ms", true, cpu);
-    field(b, "memory_bytes", true, memory);
+    field(b, "memory_bytes", known, memory);
     field(b, "memory_peak_bytes", known_peak, peak);
     field(b, "processes", true, count);
     field(b, "io_read_bytes", io, io ? rd : 0);

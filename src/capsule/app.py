@@ -1,7 +1,7 @@
 """Putting it together: configuration → providers → service → the ASGI app → a server that
 listens.
 
-serve ── open_service ── service (its own tasks)
+serve ── open_service ── service (its own tasks; it opens and closes webhooks and trail)
       ├─ sessions over it (their own tasks)
       └─ Server.serve ── uvicorn's connections, the drain
 """
@@ -14,7 +14,7 @@ import functools
 import resource
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
@@ -59,8 +59,8 @@ def build_app(
     trail: Trail | None = None,
 ) -> ASGIApp:
     """Every surface over an open service. `gate` is what a graceful stop works with; without
-    `sessions` and `webhooks`, which are opened after the service, those who ask for one are
-    refused, and without `trail` nothing is written down."""
+    open `sessions` and `webhooks` those who ask for one are refused, and without an open `trail`
+    nothing is written down."""
     return build_site(
         config,
         service,
@@ -73,7 +73,11 @@ def build_app(
 
 
 @contextlib.asynccontextmanager
-async def open_service(config: Config) -> AsyncIterator[Service]:
+async def open_service(
+    config: Config,
+    happenings: Happenings | None = None,
+    listeners: Sequence[contextlib.AbstractAsyncContextManager[object]] = (),
+) -> AsyncIterator[Service]:
     """The service with all providers, of which only the configured one is opened at once, and all
     templates; also for use without a server."""
     catalog = await asyncio.to_thread(load_catalog, config.templates_dir, data_dir=config.data_dir)
@@ -87,7 +91,7 @@ async def open_service(config: Config) -> AsyncIterator[Service]:
                 least=config.min_isolation,
                 mark=config.data_dir / "providers" / name,
             )
-    service = Service(config, providers, catalog)
+    service = Service(config, providers, catalog, happenings=happenings, listeners=listeners)
     if config.log_requests == "yes":
         service.happenings.listeners.append(log_happening)
     async with service:
@@ -110,21 +114,14 @@ def serve(config: Config, announce: Announce | None = None) -> None:
         runner.run(_serve(config, announce or banner))
 
 
-@contextlib.asynccontextmanager
-async def trail_of(config: Config, service: Service) -> AsyncIterator[Trail]:
-    trail = Trail(config, service.happenings)
-    async with trail if config.audit != "no" else contextlib.nullcontext():
-        yield trail
-
-
 async def _serve(config: Config, announce: Announce) -> None:
     # Bound first: a port that is taken must not cost the start of everything else.
     with bind(config) as listener:
+        happenings = Happenings()
+        webhooks, trail = Webhooks(config, happenings), Trail(config, happenings)
+        listeners = (webhooks,) if config.audit == "no" else (webhooks, trail)
         async with (
-            open_service(config) as service,
-            Webhooks(config, service.happenings) as webhooks,
-            trail_of(config, service) as trail,
-            contextlib.aclosing(service),  # before those two: they hear of what it ends
+            open_service(config, happenings, listeners) as service,
             Sessions(config, service) as sessions,
         ):
             gate = Gate()

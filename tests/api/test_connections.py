@@ -14,8 +14,7 @@ import pytest
 
 from capsule.app import bind
 from capsule.config import Config
-from capsule.edge.drain import Gate
-from capsule.edge.ports.room import cut
+from capsule.edge.drain import Gate, cut
 from capsule.edge.server import KEEP_ALIVE, Idle, Server
 from tests.api.double import serving
 from tests.support.servers import RealServer, real_server

@@ -137,6 +137,30 @@ async def test_what_does_not_end_in_time_is_cut(agent_binary: object) -> None:
         assert time.monotonic() - signalled < 5.5  # not the timeout twice
 
 
+@pytest.mark.real
+async def test_event_streams_that_are_cut_end(agent_binary: object) -> None:
+    """Without their last event: the exec goes on. A download that is cut has no end."""
+    with real_server(DRAIN_TIMEOUT="1") as server:
+        async with httpx.AsyncClient(verify=False, base_url=server.url, timeout=30) as http:
+            api = Api(http)
+            box = (await api.rpc("create", template="bash"))["id"]
+            await api.rpc("exec", id=box, cmd="truncate -s 200M big")
+            download = f"/v1/sandboxes/{box}/files?path=big"
+            execs, accept = f"/v1/sandboxes/{box}/execs", {"Accept": "text/event-stream"}
+            follow = http.stream("POST", execs, json={"cmd": "sleep 25"}, headers=accept)
+            async with follow as events, http.stream("GET", download) as content:
+                pieces = content.aiter_bytes()
+                await anext(pieces)
+                server.process.send_signal(signal.SIGTERM)
+                text = "".join([each async for each in events.aiter_text()])
+                with pytest.raises(httpx.TransportError):
+                    async for _ in pieces:
+                        pass
+            assert text.startswith("event: started") and "exit" not in text
+        assert await ended(server) == 0
+        assert "without completing" not in (server.base / "log").read_text()
+
+
 async def exists(api: Api, box: str, path: str) -> bool:
     result = await api.rpc("exec", id=box, cmd=["test", "-e", path])
     return bool(result["exit_code"] == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 from tests.faults.calls import attempt, create, delete, execute, finished, start, state
 from tests.faults.footprint import names_in, processes
 from tests.faults.machine import Machine, checked, machine, running
-from tests.support import eventually
+from tests.support import eventually, free_port
 from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
@@ -75,7 +76,10 @@ async def test_nobody_asking_a_dead_box_is_failed_all_the_same(own_nursery: Nurs
 
 
 async def test_boxes_killed_while_no_server_runs(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as host, host.http() as http:
+    settings = {"AUDIT": "yes", "WEBHOOK_TARGETS": "any"}
+    async with running(own_nursery, **settings) as host, host.http() as http:
+        target = {"url": f"http://127.0.0.1:{free_port()}", "events": ["sandbox.failed"]}
+        hook = (await http.post("/v1/webhooks", json=target)).json()["webhook_id"]
         ids = [await create(http) for _ in range(4)]
         await host.kill()
         for id, which in zip(ids, VICTIMS, strict=False):
@@ -83,8 +87,21 @@ async def test_boxes_killed_while_no_server_runs(own_nursery: Nursery) -> None:
                 os.kill(pid, signal.SIGKILL)
         await host.start()
         await host.agree()
-        assert await host.listed() == {ids[3]: "running"}
+        failed = dict.fromkeys(ids[:3], "failed")
+        assert await host.listed() == {**failed, ids[3]: "running"}
+        assert "box was gone" in (await state(http, ids[0]))["reason"]
         assert (await attempt(http, ids[0], "true")).status_code == 410
+
+        async def told() -> bool:
+            trail = (await http.get("/v1/audit")).json()["entries"]
+            sent = (await http.get(f"/v1/webhooks/{hook}/deliveries")).json()["deliveries"]
+            noted = {each["sandbox"] for each in trail if each["what"] == "sandbox.failed"}
+            heard = {json.loads(each["body"])["data"]["sandbox_id"] for each in sent}
+            return noted == heard == set(failed)
+
+        await eventually(told, what="the trail and the webhook have them")
+        for id in failed:
+            assert await delete(http, id) == 200
 
 
 @pytest.mark.slow

@@ -226,6 +226,10 @@ def test_directories_depend_on_who_runs_it(tmp_path: Path) -> None:
         assert default_dirs(odd, uid=1000)["run_dir"] == Path("/tmp/capsule-1000")
 
 
+async def test_an_ordinary_users_settings_may_be_read_inside_a_loop() -> None:
+    assert default_dirs({}, uid=1000)["run_dir"] == Path("/tmp/capsule-1000")
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1", 1), ("512MiB", 512 * MIB), ("1.5g", 3 * GIB // 2), ("2 kB", 2000), ("0", 0)],

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from capsule.edge.drain import ABORT
 from capsule.edge.e2b.connect import envelope
 from capsule.edge.e2b.rpc import Events, Opened, Severed, told
-from capsule.edge.ports.room import ABORT
 from capsule.errors import CapsuleError, GoneError, InternalError, UnavailableError
 
 EVENT = envelope({"event": {}})

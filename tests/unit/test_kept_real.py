@@ -129,6 +129,16 @@ async def test_while_a_file_cannot_be_read_no_layer_is_dropped(folder: Path) -> 
         assert await sh(service, await restore(service, "one"), "cat f") == "x\n"
 
 
+async def test_drafts_of_a_killed_server_are_removed_at_the_start(folder: Path) -> None:
+    kept = folder / "d" / "kept"
+    for kind in ("snapshot", "volume"):
+        await asyncio.to_thread((kept / kind).mkdir, parents=True)
+        for name in ("one.json.new", ".a1.json.new"):
+            await asyncio.to_thread((kept / kind / name).write_bytes, b"{")
+    async with serving(folder):
+        assert files(folder, "snapshot") == files(folder, "volume") == []
+
+
 async def test_what_cannot_be_recorded_is_not_kept_and_not_lost(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,18 +152,24 @@ async def test_half_made_and_half_removed_ones_are_gone(tmp_path: Path, state: S
                 await b.service.create(request)
 
 
-async def test_a_row_without_a_box_and_a_box_without_a_row_go(tmp_path: Path) -> None:
+async def test_a_row_without_a_box_fails_and_a_box_without_a_row_goes(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         lost = await b.service.create(CreateRequest())
         kept = await b.service.create(CreateRequest())
     b.world.remove(lost.id)
     b.world.add("orphan")
     async with bench(tmp_path, world=b.world) as b:
-        assert [s.id for s in b.service.list()] == [kept.id]
+        assert {s.id: s.state for s in b.service.list()} == {
+            lost.id: State.FAILED,
+            kept.id: State.RUNNING,
+        }
         assert list(b.world.agents) == [kept.id]
-        with pytest.raises(GoneError, match="its box was gone"):
-            b.service.get(lost.id)
-    assert await rows(tmp_path) == {kept.id: State.RUNNING}
+        with pytest.raises(GoneError, match="failed: its box was gone"):
+            await b.service.exec(lost.id, TRUE)
+    assert await rows(tmp_path) == {lost.id: State.FAILED, kept.id: State.RUNNING}
+    async with bench(tmp_path, world=b.world) as b:
+        assert "its box was gone" in b.service.get(lost.id).reason
+        await b.service.delete(lost.id)
 
 
 async def test_orphans_are_swept_while_the_server_runs(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ cut.
 
 `Gate` wraps the whole app. `close()` refuses new work and tells the endless streams (terminals,
 watches) to end; `idle()` waits for the rest; `cut()` ends what is still there: a request that has
-not been answered gets a 503.
+not been answered gets a 503, an answer that has begun loses its connection. Event streams end by
+themselves (`sse`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from capsule.edge.errors import Answer, send_error
 from capsule.errors import UnavailableError
+
+# In the scope, from our server: awaited, it cuts the connection.
+ABORT = "capsule.abort"
 
 
 class Gate:
@@ -71,6 +75,15 @@ class Gate:
             task.uncancel()
             if not answer.begun:
                 await send_error(scope, receive, send, stopping())
+            elif not answer.over:
+                await cut(scope)
+
+
+async def cut(scope: Scope) -> None:
+    """Let the client see that this is not the end: nothing else tells it."""
+    if (abort := scope.get(ABORT)) is not None:
+        await abort()
+        await asyncio.sleep(0)  # until the server has noticed
 
 
 def stopping() -> UnavailableError:

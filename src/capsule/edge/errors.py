@@ -190,15 +190,17 @@ async def send_error(scope: Scope, receive: Receive, send: Send, error: CapsuleE
 
 
 class Answer:
-    """A `send` that knows whether the answer has begun: if not, an error can still become one."""
+    """A `send` that knows whether the answer has begun (if not, an error can still become one) and
+    whether it is complete."""
 
     def __init__(self, send: Send) -> None:
-        self.begun = False
+        self.begun = self.over = False
         self._send = send
 
     async def __call__(self, message: Message) -> None:
         self.begun = True
         await self._send(message)
+        self.over = message["type"] == "http.response.body" and not message.get("more_body")
 
 
 def invalid_field(field: str, problem: str, *, hint: str | None = None) -> InvalidError:

@@ -23,10 +23,10 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from capsule.config import Config
-from capsule.edge.drain import Gate
+from capsule.edge.drain import ABORT, Gate
 from capsule.edge.errors import http_body
 from capsule.edge.joined import Joined
-from capsule.edge.ports.room import ABORT, TAKE_MESSAGES
+from capsule.edge.ports.room import TAKE_MESSAGES
 from capsule.errors import InvalidError
 
 log = logging.getLogger("capsule.edge")

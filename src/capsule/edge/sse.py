@@ -10,7 +10,7 @@
 
 `OUT-ERR` are the byte offsets behind the event, so a client that sends the last id it saw as
 Last-Event-ID gets what follows it. In text an offset is always the start of a character. `:`
-lines are heartbeats.
+lines are heartbeats. A stream without its last event was cut: the exec goes on.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from capsule.link.watch import Change
 from capsule.service import LiveExec
 
 HEARTBEAT = 15.0
+_END = {"type": "http.response.body", "body": b""}
 _ID = re.compile(r"^(\d{1,19})-(\d{1,19})(-end)?$")
 
 
@@ -124,8 +125,14 @@ class EventStream(Response):
         try:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            await self._pump(leave, send)
-            await send({"type": "http.response.body", "body": b""})
+            try:
+                await self._pump(leave, send)
+            except asyncio.CancelledError:  # the server stops
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0):  # at once, or not at all
+                        await send(_END)
+                raise
+            await send(_END)
         finally:
             await cancel_all(leave)
             await self._source.aclose()

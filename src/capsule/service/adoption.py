@@ -1,8 +1,8 @@
 """What a server does with the sandboxes that the last one left.
 
-Recorded and alive: adopted. Recorded, and the box is gone: the record goes too. Half made or
-half removed: removed. A box without a record: removed. A provider that cannot say yet is asked
-again by the pulse.
+Recorded and alive: adopted. Recorded, and the box is gone: it failed. Half made or half removed:
+removed. A box without a record: removed. A provider that cannot say yet is asked again by the
+pulse.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def _adopt(parts: Parts, sandboxes: Sandboxes, record: Record) -> None:
         log.warning("box not reached yet", sandbox=record.id, reason=str(error))
         return
     if box is None:
-        await _end(sandboxes, entry, "its box was gone when the server came back")
+        await sandboxes.fail(entry, "its box was gone when the server came back")
     else:
         entry.take(box)
         await _pause_again(entry, box)

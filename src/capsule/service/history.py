@@ -32,8 +32,8 @@ class Sample(NamedTuple):
     at: float  # wall clock
     cpu_ms: float  # since it was made
     cpus: float  # in use since the sample before
-    memory: int
-    disk: int
+    memory: int | None
+    disk: int | None
 
 
 class History:
@@ -101,7 +101,7 @@ class History:
         except (CapsuleError, OSError, TimeoutError):
             return
         now = self._clock.now()
-        before = kept[-1] if kept else Sample(entry.created, 0.0, 0.0, 0, 0)
+        before = kept[-1] if kept else Sample(entry.created, 0.0, 0.0, None, None)
         if kept and abs(now - before.at) < LEAST:  # somebody else has looked meanwhile
             return
         kept.append(_sample(used, before, now))
@@ -113,4 +113,4 @@ def _sample(used: Usage, before: Sample, now: float) -> Sample:
     cpu = used.cpu_ms or 0.0
     # It has another box since, or somebody has set the clock.
     spent, passed = max(cpu - before.cpu_ms, 0.0), max(now - before.at, 0.001)
-    return Sample(now, cpu, spent / 1000 / passed, used.memory_bytes or 0, used.disk_bytes or 0)
+    return Sample(now, cpu, spent / 1000 / passed, used.memory_bytes, used.disk_bytes)

@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 _SUFFIX = ".json"
+_DRAFT = ".new"
 
 
 class Found(NamedTuple, Generic[T]):
@@ -38,6 +39,11 @@ class Keepsakes(Generic[T]):
     def __init__(self, folder: Path, type: type[T]) -> None:
         self._folder = folder
         self._type = type
+
+    async def open(self) -> Found[T]:
+        """As `load`, before anything else is done: drafts are of a server that was killed."""
+        await self._do(self._drop_drafts)
+        return await self.load()
 
     async def load(self) -> Found[T]:
         return await self._do(self._load)
@@ -64,6 +70,10 @@ class Keepsakes(Generic[T]):
     def _path(self, name: str) -> Path:
         return self._folder / f"{name.replace('/', '@')}{_SUFFIX}"
 
+    def _drop_drafts(self) -> None:
+        for draft in self._folder.glob(f"*{_SUFFIX}{_DRAFT}"):
+            draft.unlink()
+
     def _load(self) -> Found[T]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found: Found[T] = Found([], [], 0)
@@ -88,7 +98,7 @@ class Keepsakes(Generic[T]):
         self._settle()
 
     def _write(self, path: Path, body: T) -> None:
-        draft = path.with_name(f"{path.name}.new")
+        draft = path.with_name(f"{path.name}{_DRAFT}")
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")

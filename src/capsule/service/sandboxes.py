@@ -348,8 +348,10 @@ class Sandboxes:
             if entry.state is State.GONE:
                 return  # it had not been launched, and has cleaned up after itself
             if entry.state is not State.STOPPING:
+                announced = entry.state is not State.CREATING  # a killed server was making it
                 self.move(entry, State.STOPPING, reason)
-                self._tell(kind, entry)
+                if announced:
+                    self._tell(kind, entry)
                 await self.note(entry)
             await self._destroy_box(entry)
         except BaseException:

@@ -13,7 +13,8 @@ Service ─┬─ store, providers      opened and closed here
          ├─ contexts              owns the tasks of their runs
          ├─ templates             builds are their callers'; owns the task that clears up old ones
          ├─ builds                owns a task per build that nobody waits for
-         └─ locks on data_dir and run_dir, held from open to aclose
+         ├─ locks on data_dir and run_dir, held from open to aclose
+         └─ listeners           hear what happens: opened before boxes are adopted, closed after all
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import asyncio
 import builtins
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Self
 
 import structlog
@@ -91,13 +92,16 @@ class Service:
         catalog: Mapping[str, Template],
         clock: Clock | None = None,
         store: Store | None = None,
+        happenings: Happenings | None = None,
+        listeners: Sequence[AbstractAsyncContextManager[object]] = (),
     ) -> None:
         self.config = config
         self.catalog = catalog = Catalog.of(catalog)
         self._capabilities: dict[str, Capabilities] = {}
         self._clock = clock or SystemClock()
         self._store = store or SqliteStore(config.data_dir / "capsule.db")
-        self.happenings = Happenings()
+        self.happenings = happenings or Happenings()
+        self._listeners = listeners
         self.tally = Tally(self.happenings)
         room = Room(config.answer_memory)
         self._parts = Parts(config, providers, self._store, self._clock, room, self.happenings)
@@ -170,6 +174,8 @@ class Service:
             stack.push_async_callback(self.keys.aclose)
             await self.quotas.open()
             stack.push_async_callback(self.quotas.aclose)
+            for listener in self._listeners:
+                await stack.enter_async_context(listener)
             for provider in self._parts.providers.values():
                 await self._open_provider(provider, stack)
             stack.push_async_callback(self._pool.aclose)

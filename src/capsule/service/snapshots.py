@@ -77,7 +77,7 @@ class Snapshots:
 
     async def open(self) -> None:
         """After the sandboxes were adopted: what nobody has is dropped."""
-        found = await self._keepsakes.load()
+        found = await self._keepsakes.open()
         self._unsure = found.unreadable > 0
         recorded = {_key(s): s for s in await self._parts.store.load_kept(KIND, Snapshot)}
         kept = {_key(snapshot): snapshot for snapshot in found.kept}

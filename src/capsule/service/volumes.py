@@ -53,7 +53,7 @@ class Volumes:
         self._busy: set[str] = set()  # being made or removed
 
     async def open(self) -> None:
-        found = await self._keepsakes.load()
+        found = await self._keepsakes.open()
         over = {volume.id: volume for volume in found.unfinished}
         recorded = {_key(v): v for v in await self._parts.store.load_kept(KIND, Volume)}
         for key in [key for key, volume in recorded.items() if volume.id in over]:

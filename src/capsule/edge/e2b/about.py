@@ -33,8 +33,8 @@ class About:
                 "cpu_count": max(1, math.ceil(limits.cpus)),
                 "cpu_used_pct": round(100 * cpus / limits.cpus, 2),
                 "mem_total": limits.memory,
-                "mem_used": used.memory_bytes or 0,
+                "mem_used": used.memory_bytes,
                 "disk_total": limits.disk,
-                "disk_used": used.disk_bytes or 0,
+                "disk_used": used.disk_bytes,
             }
         )

@@ -96,10 +96,10 @@ class E2bMetric(View, frozen=True, kw_only=True):
     timestamp_unix: int
     cpu_count: int
     cpu_used_pct: float
-    mem_used: int
+    mem_used: int | None
     mem_total: int
     mem_cache: int
-    disk_used: int
+    disk_used: int | None
     disk_total: int
 
 

@@ -20,9 +20,9 @@ from msgspec import UNSET
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from capsule.edge.drain import cut
 from capsule.edge.e2b import charts
 from capsule.edge.errors import encode, sentence, understand
-from capsule.edge.ports.room import cut
 from capsule.edge.sse import until_gone
 from capsule.errors import CapsuleError
 from capsule.model import Stream

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from capsule.edge.body import chunks, read_body
+from capsule.edge.drain import ABORT, cut
 from capsule.edge.e2b.connect import (
     STREAM,
     UNARY,
@@ -27,7 +28,6 @@ from capsule.edge.e2b.connect import (
 )
 from capsule.edge.e2b.guests import Guest
 from capsule.edge.errors import encode, understand
-from capsule.edge.ports.room import ABORT, cut
 from capsule.edge.sse import Held, cancel_all, until_gone
 from capsule.errors import CapsuleError, GoneError
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from capsule.config import Config
 from capsule.edge.addresses import Addresses
 from capsule.edge.body import unhurried
-from capsule.edge.drain import Gate
+from capsule.edge.drain import Gate, cut
 from capsule.edge.e2b.doors import Door
 from capsule.edge.errors import Answer, understand
 from capsule.edge.identity import ADDRESS, KEY_PROTOCOL, Identity, acting, presented, words_of
@@ -43,9 +43,8 @@ from capsule.service.values import Sandbox
 
 TOKEN = b"e2b-traffic-access-token"
 VISITOR = "sandbox-port"  # who has no key, and needs none
-# In the scope, from our server:
-ABORT = "capsule.abort"  # awaited, cuts the connection: nothing else tells that this is not the end
-TAKE_MESSAGES = "capsule.take_messages"  # of a WebSocket, so long ones; ours are shorter
+# In the scope, from our server: of a WebSocket, takes messages so long; ours are shorter.
+TAKE_MESSAGES = "capsule.take_messages"
 
 _WITH_KEYS = frozenset({b"authorization", b"x-api-key", b"x-access-token"})
 _MAX_WORDS = 256  # in one header
@@ -225,10 +224,3 @@ async def _carry_request(
         raise pages.bad_request(f"how long the request is, is not clear: {error}") from None
     kept = [h for h in headers if h[0] != b"content-length"]
     await http.carry(stream, scope, receive, send, [*kept, *length], closing)
-
-
-async def cut(scope: Scope) -> None:
-    """Let the client see that this is not the end."""
-    if (abort := scope.get(ABORT)) is not None:
-        await abort()
-        await asyncio.sleep(0)  # until the server has noticed
