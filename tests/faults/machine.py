@@ -272,10 +272,11 @@ async def machine(
     try:
         yield made
     finally:
-        await clear_away(made)
+        await end_all(made)
+        await asyncio.to_thread(shutil.rmtree, base, ignore_errors=True)
 
 
-async def clear_away(machine: Machine) -> None:
+async def end_all(machine: Machine) -> None:
     """Also after a test that failed halfway: a last server removes what is left."""
     if machine.pid:
         machine.env["CAPSULE_DRAIN"] = "delete"
@@ -289,4 +290,3 @@ async def clear_away(machine: Machine) -> None:
                 await machine.stop()
         if machine.code() is None:
             await machine.kill()
-    await asyncio.to_thread(shutil.rmtree, machine.base, ignore_errors=True)
