@@ -1,4 +1,4 @@
-"""`make chaos`: a run of some minutes, and what it found. Exits with 1 if something did not hold."""
+"""`make chaos`: a run, and what it found. Exits with 1 if something did not hold."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from tests.chaos.model import Model
+from tests.chaos.model import Model, Violation
 from tests.chaos.run import Options, run
 from tests.support.folders import share_for_the_run
 from tests.support.nursery import Nursery, nursery
 from tests.support.users import ordinary_user, readable_capsule
-
-SHOWN = 20
 
 
 def main() -> int:
     asked = arguments()
     options = Options(asked.minutes * 60, asked.seed, asked.clients, asked.lie)
     mounts = os.getuid() == 0 and not asked.user
-    print(f"seed {asked.seed}, {asked.clients} clients, {asked.minutes:g} minutes", flush=True)
+    say(f"seed {asked.seed}, {asked.clients} clients, {asked.minutes:g} minutes")
     if not mounts:
-        print("left out: a full disk, which takes root to mount one")
+        say("left out: a full disk, which takes root to mount one")
     with servers(asked.user) as nursery:
         model = asyncio.run(interruptible(nursery, options, mounts=mounts))
-    print(report(model))
+    say(report(model))
     return bool(model.violations)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def arguments() -> argparse.Namespace:
@@ -69,9 +72,10 @@ def report(model: Model) -> str:
     lines = [f"seed {model.seed}: {counts}; slowest answer {model.slowest:.1f} s"]
     if model.lied:
         lines.append(f"lies: {dict(model.lied)}")
-    lines += [str(each) for each in model.violations[:SHOWN]]
-    if len(model.violations) > SHOWN:
-        lines.append(f"… and {len(model.violations) - SHOWN} more")
+    alike: dict[tuple[str, str], list[Violation]] = {}
+    for each in model.violations:
+        alike.setdefault((each.kind, each.what), []).append(each)
+    lines += [f"{len(some)} × {some[0]}" for some in alike.values()]
     return "\n".join([*lines, f"{len(model.violations)} violations"])
 
 

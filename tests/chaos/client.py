@@ -56,7 +56,7 @@ class Client:
         try:
             answer = await self.http.request(method, path, headers=headers, **options)
         except httpx.TimeoutException:
-            model.violated("answers", on, asked, f"an answer within {LATEST:g} s", "none")
+            model.violated("answers", on, "time", f"at most {LATEST:g} s", asked)
             return None
         except httpx.TransportError as error:
             model.counts["unanswered"] += 1
@@ -65,7 +65,7 @@ class Client:
         model.slowest = max(model.slowest, time.monotonic() - began)
         model.note(on, f"{asked} → {answer.status_code} {answer.text[:160]!r}")
         if answer.status_code == 500:
-            model.violated("answers", on, asked, "no error of ours", answer.text)
+            model.violated("answers", on, "a status", "no 500", f"{asked}: {answer.text}")
         elif answer.status_code in TRY_LATER:
             model.counts["refused"] += 1
         else:
@@ -80,8 +80,10 @@ class Client:
         deadline = time.monotonic() + PATIENCE
         while (answer := await self.ask(method, path, **options)) is None:
             if time.monotonic() > deadline:
-                what = f"{method} {path} for {PATIENCE:g} s"
-                self.model.violated("answers", options["on"], what, "an answer", "none of use")
+                wanted = f"one of use within {PATIENCE:g} s"
+                self.model.violated(
+                    "answers", options["on"], "the last", wanted, f"{method} {path}"
+                )
                 raise Stuck
             await asyncio.sleep(0.05)
         return answer
@@ -90,9 +92,9 @@ class Client:
         if answer.status_code in statuses:
             return True
         if not (self.model.full or self.worn):
-            what = f"{answer.request.method} {answer.request.url.path}"
-            seen = f"{answer.status_code} {answer.text}"
-            self.model.violated(kind, on, what, statuses, seen)
+            asked = f"{answer.request.method} {answer.request.url.path}"
+            seen = f"{answer.status_code} to {asked}: {answer.text}"
+            self.model.violated(kind, on, "a status", statuses, seen)
         return False
 
     async def create(self, label: str, **body: Any) -> str:
@@ -130,7 +132,7 @@ class Client:
         self.model.check("sandboxes", id, "its state, after its delete", False, there)
 
     async def work(self, until: float) -> None:
-        while time.monotonic() < until:
+        while time.monotonic() < until and not self.model.lied_enough:
             await self.guarded(self.step)
 
     async def finish(self) -> None:
@@ -163,7 +165,7 @@ class Client:
     async def leave(self) -> None:
         """Delete the home; the next step makes another one."""
         for surface in self.surfaces:
-            await surface.moved()
+            await surface.leave()
         home = self.home
         self.forget()
         if home and home not in self.model.doomed:

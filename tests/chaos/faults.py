@@ -74,7 +74,9 @@ class Faults:
         await self.start()
 
     async def stop(self) -> None:
-        self.model.check("faults", "server", "exit code of a graceful stop", 0, await self.host.stop())
+        self.model.check(
+            "faults", "server", "exit code of a graceful stop", 0, await self.host.stop()
+        )
         await self.start()
 
     async def kill_keeper(self) -> None:

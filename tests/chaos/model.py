@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 
 # What happens in the instant in which a server is killed reaches no webhook and no audit log.
 INSTANT = 1.5
+KINDS = (
+    "audit", "contexts", "execs", "files", "forks", "sandboxes", "sessions", "snapshots",
+    "streams", "volumes", "webhooks",
+)  # fmt: skip
 SHOWN = 12  # events of an object, with a violation
 
 
@@ -76,7 +80,7 @@ class Model:
 
     def acknowledged(self, kind: str, value: Any) -> Any:
         """The value as it is to be recorded. With `lies` sometimes another one."""
-        if not self.lies or self.dice.random() > 0.3:
+        if not self.lies or self.dice.random() > 0.5:
             return value
         self.lied[kind] += 1
         return other_than(value)
@@ -93,6 +97,10 @@ class Model:
     def surely(self, at: float) -> bool:
         """Whether the server lived on for long enough to write down what happened then."""
         return not any(at - INSTANT < kill < at + INSTANT for kill in self.kills)
+
+    @property
+    def lied_enough(self) -> bool:
+        return self.lies and all(self.lied[kind] >= 3 for kind in KINDS)
 
     @property
     def full(self) -> bool:

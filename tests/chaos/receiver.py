@@ -58,10 +58,11 @@ class Receiver:
             self.model.violated("webhooks", sandbox, "its signature", "a valid one", error)
         self.model.check("webhooks", sandbox, "its id", headers["capsule-delivery"], id)
         same = self._bodies.setdefault(id, body)
-        self.model.check("webhooks", sandbox, f"a further delivery of {id}", same, body)
+        self.model.check("webhooks", sandbox, "a further delivery of an event", same, body)
         event = Owed(said["type"], sandbox, data.get("exec", {}).get("exec_id", ""))
         first = self.ids.setdefault(event, id)
-        self.model.check("webhooks", sandbox, f"ids of {event}", first, id)
+        about = f"{event.event} {event.exec_id}"
+        self.model.check("webhooks", sandbox, "an event's id", f"{about} {first}", f"{about} {id}")
         return 200
 
     async def settled(self, within: float = 20.0) -> None:
@@ -74,5 +75,5 @@ class Receiver:
             await asyncio.sleep(0.1)
         self.model.counts["events"] += len(owed)
         for event in missing:
-            what = f"{event.event} {event.exec_id}"
-            self.model.violated("webhooks", event.sandbox, what, "a delivery", "none")
+            wanted = f"{event.event} {event.exec_id}"
+            self.model.violated("webhooks", event.sandbox, "what was delivered", wanted, "nothing")

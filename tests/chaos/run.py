@@ -9,7 +9,7 @@ The seed decides what each client asks for, and which faults come when. Where a 
 on the machine as well, so a run with the same seed is like the other, and not the same.
 
 With `lies` the model is given answers that never came. Such a run must find violations of
-everything it was lied to about: that proves that it would notice.
+everything it was lied to about, without any fault: that proves that it would notice.
 
 As an ordinary user without mount rights there is no full disk.
 """
@@ -50,13 +50,12 @@ class Options(NamedTuple):
     seed: int
     clients: int = 8
     lies: bool = False
-    faults: bool = True
 
 
 async def run(nursery: Nursery, options: Options, *, mounts: bool) -> Model:
     """`mounts`: whether we may mount a disk for the server, to fill it."""
     model = Model(options.seed, lies=options.lies)
-    Volumes.can_size = nursery.user is None
+    Volumes.sized = nursery.user is None
     async with machine(nursery, **SETTINGS) as host:
         with small_disk(host.base) if mounts else nullcontext():
             try:
@@ -81,7 +80,7 @@ async def disturbed(model: Model, host: Machine, options: Options, *, disk: bool
         async with asyncio.TaskGroup() as group:
             for client in clients:
                 group.create_task(client.work(until))
-            if options.faults:
+            if not options.lies:
                 group.create_task(faults.work(until))
         model.note("", "--- the end: everything is looked at and deleted")
         async with asyncio.TaskGroup() as group:
@@ -128,4 +127,4 @@ def audit(model: Model, data: Path) -> None:
         if model.surely(at):
             model.counts["audited"] += 1
             if request not in logged:
-                model.violated("audit", request, what, "an entry", "none")
+                model.violated("audit", request, "its entry", what, "none")

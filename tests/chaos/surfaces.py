@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from typing import Any, ClassVar
 
 import httpx
 
 from tests.api.client import SseEvent, events
-from tests.chaos.client import GONE, Client, HomeLost
+from tests.chaos.client import Client, HomeLost
 from tests.chaos.model import Cell
 
 MIB = 1024 * 1024
+DEFAULT = "default-python"
 
 
 class Surface:
@@ -23,6 +23,7 @@ class Surface:
         self.client = client
         self.model = client.model
         self.dice = client.dice
+        self.name = ""  # what requests are about; the client's home otherwise
         self.forget()
 
     def forget(self) -> None:
@@ -34,34 +35,55 @@ class Surface:
     async def verify(self) -> None:
         """Everything that was answered holds."""
 
-    async def moved(self) -> None:
+    async def leave(self) -> None:
         """The client leaves its home."""
 
     async def clear(self) -> None:
         """Delete what is left at the end."""
 
-    def cell(self, of: str, what: str, value: Any = None) -> Cell:
-        return Cell(self.model, self.kind, of, what, value)
+    @property
+    def on(self) -> str:
+        return self.name or self.client.home
 
-    async def home(self, method: str, path: str, **options: Any) -> httpx.Response | None:
-        """A request about the client's sandbox."""
-        home = self.client.home
-        answer = await self.client.ask(method, f"/v1/sandboxes/{home}/{path}", on=home, **options)
+    def cell(self, what: str, value: Any = None) -> Cell:
+        return Cell(self.model, self.kind, self.on, what, value)
+
+    def check(self, what: str, expected: object, seen: object) -> None:
+        self.model.check(self.kind, self.on, what, expected, seen)
+
+    def expect(self, answer: httpx.Response | None, *statuses: int) -> bool:
+        return answer is not None and self.client.expect(answer, self.kind, self.on, *statuses)
+
+    async def ask(
+        self, method: str, path: str, *, sure: bool = False, **options: Any
+    ) -> httpx.Response | None:
+        """A path without a slash at its front is one of the client's home."""
+        home = "" if path.startswith("/") else self.client.home
+        full = f"/v1/sandboxes/{home}/{path}" if home else path
+        ask = self.client.insist if sure else self.client.ask
+        answer: httpx.Response | None = await ask(method, full, on=self.on, **options)
         if home in self.model.doomed:
             raise HomeLost
         return answer
 
-    async def insist_home(self, method: str, path: str, **options: Any) -> httpx.Response:
-        home = self.client.home
-        answer = await self.client.insist(
-            method, f"/v1/sandboxes/{home}/{path}", on=home, **options
-        )
-        if home in self.model.doomed:
-            raise HomeLost
-        return answer
+    async def change(
+        self, cell: Cell, value: Any, method: str, path: str, *also: int, **options: Any
+    ) -> bool:
+        """Whether it was answered: then the cell has this value, else it may have it."""
+        cell.tried(value)
+        answer = await self.ask(method, path, **options)
+        if not self.expect(answer, 200, 201, *also):
+            return False
+        # A sandbox's disk is sparse: what is written while the server's is full may be lost.
+        if not self.model.full or self.kind == "volumes":
+            cell.answered(value)
+        return True
 
-    def expect(self, answer: httpx.Response, on: str, *statuses: int) -> bool:
-        return self.client.expect(answer, self.kind, on, *statuses)
+    async def look(self, cell: Cell, path: str, **options: Any) -> None:
+        """What a file is; None: it is not there."""
+        answer = await self.ask("GET", path, **options)
+        if answer is not None and self.expect(answer, 200, 404):
+            cell.seen(answer.content if answer.is_success else None)
 
 
 class Execs(Surface):
@@ -77,43 +99,39 @@ class Execs(Surface):
         known = list(self.answers)[-20:]
         again = known and self.dice.random() < 0.4
         key = self.dice.choice(known) if again else self.client.new("exec")
-        is_new, full = key not in self.answers, self.model.full
-        self.answers.setdefault(key, None)
+        before, full = self.answers.setdefault(key, None), self.model.full
         if full:
             self.cramped.add(key)
         pause = sum(key.encode()) % 20 / 100
         body = {"cmd": f"echo {key} >> log; sleep {pause}; echo {key}; exit 7"}
-        answer = await self.home("POST", "execs", key=key, json=body)
+        answer = await self.ask("POST", "execs", key=key, json=body)
         if answer is None:
             return
-        before = self.answers[key]
-        if before is None and not is_new and answer.status_code == 410:
+        if before is None and again and answer.status_code == 410:
             lost = answer.json()["error"]["details"].get("lost")
-            self.model.check(self.kind, key, "an exec whose result is lost says so", True, lost)
-        elif self.expect(answer, self.client.home, 200):
-            body = answer.json()
-            result = tuple(body[name] for name in ("stdout", "exit_code", "reason", "exec_id"))
+            self.check("what is said of a lost result", True, lost)
+        elif self.expect(answer, 200):
+            said = answer.json()
+            result = tuple(said[name] for name in ("stdout", "exit_code", "reason", "exec_id"))
             if before is not None:
-                what = "the answer of an exec, asked for again with its key"
-                self.model.check(self.kind, self.client.home, what, before, result)
+                self.check("an exec's answer, asked for again", before, result)
                 return
             if key not in self.cramped:
-                wanted = (f"{key}\n", 7, "exited")
-                what = "the answer of an exec"
-                self.model.check(self.kind, self.client.home, what, wanted, result[:3])
+                self.check("an exec's answer", (f"{key}\n", 7, "exited"), result[:3])
             self.answers[key] = self.model.acknowledged(self.kind, result)
-            if is_new:
+            if not again:
                 self.model.owe("exec.finished", self.client.home, result[3])
 
     async def verify(self) -> None:
-        if not self.answers:
-            return
-        answer = await self.insist_home("GET", "files/workspace/log")
-        ran = Counter(answer.text.split() if answer.is_success else [])
-        for key, known in self.answers.items():
-            may_be = (1,) if known and key not in self.cramped else (0, 1)
-            times = ran[key] if ran[key] not in may_be else may_be[0]
-            self.model.check(self.kind, self.client.home, f"runs of {key}", may_be[0], times)
+        if self.answers:
+            answer = await self.ask("GET", "files/workspace/log", sure=True)
+            assert answer is not None
+            ran = Counter(answer.text.split() if answer.is_success else [])
+            for key, known in self.answers.items():
+                certain = known and key not in self.cramped
+                self.check(
+                    "runs of an exec with a key", 1 if certain else min(ran[key], 1), ran[key]
+                )
 
 
 class Streams(Surface):
@@ -122,20 +140,20 @@ class Streams(Surface):
     kind = "streams"
 
     def forget(self) -> None:
-        self.key, self.id, self.offset, self.event = "", "", 0, ""
-        self.text = ""
+        self.key, self.id, self.offset, self.event, self.text = "", "", 0, "", ""
 
     async def step(self) -> None:
-        if not self.key:
-            self.key, count = self.client.new("stream"), self.dice.randrange(50, 500)
-            self.text = "".join(f"{n}\n" for n in range(count))
         if self.id:
             await self.read(self.dice.uniform(0.02, 0.5))
             return
-        script = f"n=0; while [ $n -lt {self.text.count(chr(10))} ]; do echo $n; n=$((n+1)); "
-        body = {"cmd": script + "sleep 0.01; done", "timeout_ms": 600_000}
-        answer = await self.home("POST", "execs?wait=false", key=self.key, json=body)
-        if answer is not None and self.expect(answer, self.client.home, 202):
+        if not self.key:
+            self.key, lines = self.client.new("stream"), self.dice.randrange(50, 500)
+            self.text = "".join(f"{n}\n" for n in range(lines))
+        lines = self.text.count("\n")
+        script = f"n=0; while [ $n -lt {lines} ]; do echo $n; n=$((n+1)); sleep 0.01; done"
+        body = {"cmd": script, "timeout_ms": 600_000}
+        answer = await self.ask("POST", "execs?wait=false", key=self.key, json=body)
+        if answer is not None and self.expect(answer, 202):
             self.id = answer.json()["exec_id"]
             self.text = self.model.acknowledged(self.kind, self.text)
         elif answer is not None:
@@ -157,7 +175,7 @@ class Streams(Surface):
                 elif answer.status_code not in (429, 503):
                     await answer.aread()
                     if self.client.home not in self.model.doomed:
-                        self.expect(answer, self.client.home, 200)
+                        self.expect(answer, 200)
                     self.forget()
         except (TimeoutError, httpx.TransportError):
             self.model.counts["streams cut"] += 1
@@ -165,19 +183,17 @@ class Streams(Surface):
             raise HomeLost
 
     def take(self, event: SseEvent) -> None:
-        home = self.client.home
         if event.name == "stdout":
-            data = event.data["data"]
-            wanted = (self.offset, self.text[self.offset :][: len(data)])
-            seen = (event.data["offset"], data)
-            self.model.check(self.kind, home, f"output of {self.id}", wanted, seen)
-            self.offset, self.event = event.data["offset"] + len(data), event.id
+            offset, data = event.data["offset"], event.data["data"]
+            wanted = self.text[self.offset :][: len(data)]
+            self.check("the next output of a stream", (self.offset, wanted), (offset, data))
+            self.offset, self.event = offset + len(data), event.id
         elif event.name == "exit":
-            wanted, seen = (len(self.text), 0), (self.offset, event.data["exit_code"])
-            self.model.check(self.kind, home, f"length and end of {self.id}", wanted, seen)
+            seen = (self.offset, event.data["exit_code"])
+            self.check("length and end of a stream", (len(self.text), 0), seen)
             self.forget()
-        elif event.name == "gap":
-            self.model.violated(self.kind, home, f"output of {self.id}", "no gap", event.data)
+        else:
+            self.check("an event of a stream", False, event.name == "gap")
 
     async def verify(self) -> None:
         for _ in range(20):
@@ -194,66 +210,41 @@ class Contexts(Surface):
         self.cells: dict[str, Cell] = {}  # what `v` is in each, by its id
 
     async def step(self) -> None:
-        if not self.cells or self.dice.random() < 0.1:
-            await self.begin()
-            return
-        id = self.dice.choice(list(self.cells))
-        chance = self.dice.random()
+        if not self.cells or (len(self.cells) < 4 and self.dice.random() < 0.1):
+            answer = await self.ask("POST", "contexts", json={"language": "python"})
+            if answer is not None and self.expect(answer, 200, 201):
+                self.cells[answer.json()["id"]] = self.cell("v of a context", "None")
+            self.cells.setdefault(DEFAULT, self.cell("v of the default context", "None"))
+        id, chance = self.dice.choice(list(self.cells)), self.dice.random()
+        cell = self.cells[id]
         if chance < 0.5:
-            await self.write(id, self.client.new("v"))
+            cell.tried(value := self.client.new("v"))
+            if await self.run(id, f"v = {value!r}; print(v)") is not None:
+                cell.answered(value)
         elif chance < 0.85:
             await self.read(id)
-        elif chance < 0.95:
-            await self.restart(id)
+        elif chance < 0.95 or id == DEFAULT:
+            # The default one is made by its first run, which may not have come.
+            await self.change(cell, "None", "POST", f"contexts/{id}/restart", 404)
         else:
-            await self.home("DELETE", f"contexts/{id}")
+            await self.ask("DELETE", f"contexts/{id}")
             del self.cells[id]
 
-    async def begin(self) -> None:
-        if len(self.cells) < 4:
-            answer = await self.home("POST", "contexts", json={"language": "python"})
-            if answer is not None and self.expect(answer, self.client.home, 200, 201):
-                id = answer.json()["id"]
-                self.cells[id] = self.cell(self.client.home, f"v in {id}", "None")
-        id = "default-python"
-        if id not in self.cells:
-            self.cells[id] = self.cell(self.client.home, f"v in {id}", "None")
-
     async def run(self, id: str, code: str) -> str | None:
-        path = "contexts/run" if id == "default-python" else f"contexts/{id}/run"
-        answer = await self.home("POST", path, json={"code": code})
-        if answer is None:
+        path = "contexts/run" if id == DEFAULT else f"contexts/{id}/run"
+        answer = await self.ask("POST", path, json={"code": code})
+        if answer is None or not self.expect(answer, 200):
             return None
-        if not self.expect(answer, self.client.home, 200):
-            self.client.worn = True  # and complain once, not with every step
-            return None
-        body = answer.json()
         if not self.model.full:
-            what = f"status of a run in {id}"
-            self.model.check(self.kind, self.client.home, what, "ok", body["status"])
-        return str(body["stdout"])
-
-    async def write(self, id: str, value: str) -> None:
-        cell = self.cells[id]
-        cell.tried(value)
-        if await self.run(id, f"v = {value!r}; print(v)") is not None:
-            cell.answered(value)
+            self.check("status of a run", "ok", answer.json()["status"])
+        return str(answer.json()["stdout"])
 
     async def read(self, id: str) -> None:
-        cell = self.cells[id]
         if (said := await self.run(id, "print(globals().get('v'))")) is not None:
-            cell.seen(said.strip())
-
-    async def restart(self, id: str) -> None:
-        cell = self.cells[id]
-        cell.tried("None")
-        answer = await self.home("POST", f"contexts/{id}/restart")
-        # The default one is made by its first run, which may not have come.
-        if answer is not None and self.expect(answer, self.client.home, 200, 404):
-            cell.answered("None")
+            self.cells[id].seen(said.strip())
 
     async def verify(self) -> None:
-        for id in list(self.cells):
+        for id in self.cells:
             await self.read(id)
 
 
@@ -263,53 +254,35 @@ class Files(Surface):
     kind = "files"
 
     def forget(self) -> None:
-        self.cells: dict[str, Cell] = {}
+        self.cells: dict[str, Cell] = {}  # by path
 
     async def step(self) -> None:
-        name, chance = f"f{self.dice.randrange(4)}", self.dice.random()
-        path, cell = f"files/workspace/{name}", self.cells.get(name)
-        if cell is None:
-            cell = self.cells[name] = self.cell(self.client.home, f"content of {name}")
+        path, chance = f"files/workspace/f{self.dice.randrange(4)}", self.dice.random()
+        cell = self.cells.setdefault(path, self.cell("a file"))
         if chance < 0.4:
             content = self.dice.randbytes(self.dice.choice((10, 5_000, 300_000)))
-            cell.tried(content)
-            answer = await self.home("PUT", path, content=content)
-            if answer is not None and self.expect(answer, self.client.home, 200):
-                self.settle(cell, content)
+            await self.change(cell, content, "PUT", path, content=content)
         elif chance < 0.5:
-            cell.tried(None)
-            answer = await self.home("DELETE", path)
-            if answer is not None and self.expect(answer, self.client.home, 200, 404):
-                self.settle(cell, None)
+            await self.change(cell, None, "DELETE", path, 404)
         else:
-            await self.read(name)
-
-    def settle(self, cell: Cell, value: Any) -> None:
-        """A sandbox's disk is sparse: what is written while the server's is full may be lost."""
-        if not self.model.full:
-            cell.answered(value)
-
-    async def read(self, name: str) -> None:
-        answer = await self.home("GET", f"files/workspace/{name}")
-        if answer is not None and self.expect(answer, self.client.home, 200, 404):
-            self.cells[name].seen(answer.content if answer.is_success else None)
+            await self.look(cell, path)
 
     async def verify(self) -> None:
-        for name in self.cells:
-            await self.read(name)
+        for path, cell in self.cells.items():
+            await self.look(cell, path)
 
 
 class Kept(Surface):
     """Of a sandbox's files, by a marker that is written before."""
 
-    async def mark(self, content: str) -> bool:
+    async def mark(self, marker: str) -> bool:
         """False: the disk is full, so nothing is certain."""
-        answer = await self.insist_home("PUT", "files/workspace/marker", content=content.encode())
-        return self.expect(answer, self.client.home, 200) and not self.model.full
+        answer = await self.ask("PUT", "files/workspace/marker", sure=True, content=marker.encode())
+        return self.expect(answer, 200) and not self.model.full
 
     async def marker(self, id: str) -> str:
-        answer = await self.client.insist("GET", f"/v1/sandboxes/{id}/files/workspace/marker", on=id)
-        return answer.text
+        path = f"/v1/sandboxes/{id}/files/workspace/marker"
+        return (await self.client.insist("GET", path, on=id)).text
 
 
 class Snapshots(Kept):
@@ -325,42 +298,35 @@ class Snapshots(Kept):
         chance, names = self.dice.random(), list(self.cells)
         if not names or (chance < 0.4 and len(names) < 5):
             name = self.client.new("snapshot")
-            if not await self.mark(name):
-                return
-            cell = self.cells[name] = self.cell(name, "its marker")
-            cell.tried(name)
-            answer = await self.home("POST", "snapshots", json={"name": name})
-            if answer is not None and self.expect(answer, name, 200, 201):
-                cell.answered(name)
+            if await self.mark(name):
+                cell = self.cells[name] = self.cell(f"the marker of {name}")
+                await self.change(cell, name, "POST", "snapshots", json={"name": name})
         elif chance < 0.7:
-            await self.look(self.dice.choice(names))
+            await self.begin(self.dice.choice(names))
         else:
             await self.remove(self.dice.choice(names))
 
-    async def look(self, name: str) -> None:
-        answer = await self.client.insist("GET", f"/v1/snapshots/{name}", on=name)
-        if not self.expect(answer, name, 200, 404):
-            return
-        seen = None
-        if answer.is_success:
-            id = await self.client.create(self.client.new("copy"), snapshot=name)
-            seen = await self.marker(id)
-            await self.client.delete(id)
-        self.cells[name].seen(seen)
+    async def begin(self, name: str) -> None:
+        """Begin a sandbox from it."""
+        answer = await self.ask("GET", f"/v1/snapshots/{name}", sure=True)
+        if answer is not None and self.expect(answer, 200, 404):
+            seen = None
+            if answer.is_success:
+                id = await self.client.create(self.client.new("copy"), snapshot=name)
+                seen = await self.marker(id)
+                await self.client.delete(id)
+            self.cells[name].seen(seen)
 
     async def remove(self, name: str) -> None:
-        await self.look(name)
-        answer = await self.client.ask("DELETE", f"/v1/snapshots/{name}", on=name)
-        if answer is None:
-            answer = await self.client.insist("DELETE", f"/v1/snapshots/{name}", on=name)
-        if self.expect(answer, name, 200, 404):
-            self.cells[name].answered(None)
-        await self.look(name)
+        await self.begin(name)
+        path = f"/v1/snapshots/{name}"
+        await self.change(self.cells[name], None, "DELETE", path, 404, sure=True)
+        await self.begin(name)
         del self.cells[name]
 
     async def verify(self) -> None:
         for name in self.cells:
-            await self.look(name)
+            await self.begin(name)
 
     async def clear(self) -> None:
         for name in list(self.cells):
@@ -373,32 +339,27 @@ class Forks(Kept):
     kind = "forks"
 
     async def step(self) -> None:
-        home, count = self.client.home, self.dice.randint(1, 5)
-        marker = self.client.new("fork")
+        count, marker = self.dice.randint(1, 5), self.client.new("fork")
         if not await self.mark(marker):
             return
-        answer = await self.home("POST", "fork", json={"count": count})
-        if answer is not None and not self.expect(answer, home, 200, 201):
+        answer = await self.ask("POST", "fork", json={"count": count})
+        if answer is not None and not self.expect(answer, 200, 201):
             return
         recorded = self.model.acknowledged(self.kind, count) if answer is not None else 0
-        others = await self.settled(recorded, count)
+        others = await self.settled({recorded, count})
         if answer is not None:
-            self.model.check(self.kind, home, f"forks of {count}", recorded, len(others))
+            self.check("forks", recorded, len(others))
             for id in others:
                 self.model.owe("sandbox.created", id)
-        elif len(others) not in (0, count):
-            what = "forks after no answer"
-            self.model.violated(self.kind, home, what, f"0 or {count}", len(others))
+        elif others:
+            self.check("forks without an answer, if there are any", count, len(others))
         for id in others[:1]:
-            self.model.check(self.kind, home, "a fork's file", marker, await self.marker(id))
+            self.check("a fork's file", marker, await self.marker(id))
         for id in others:
             await self.client.delete(id)
-        if home in self.model.doomed:
-            raise HomeLost
 
-    async def settled(self, *counts: int) -> list[str]:
-        """Those that there are; while there are others than these, it may not be over yet."""
-        others: list[str] = []
+    async def settled(self, counts: set[int]) -> list[str]:
+        """Those that there are. While they are not so many, it may not be over yet."""
         for _ in range(50):
             labelled = await self.client.labelled(self.client.label)
             others = [id for id in labelled if id != self.client.home]
@@ -412,14 +373,19 @@ class Volumes(Surface):
     """What was written into a volume outlives sandboxes, kills, and a full disk."""
 
     kind = "volumes"
+    sized: ClassVar[bool] = True  # False: an ordinary user runs the server
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self.name, self.box = "", ""
-        self.content = self.cell("", "")
+        self.box = ""
+        self.content = self.cell("")
 
     @property
     def path(self) -> str:
+        return f"/v1/volumes/{self.name}"
+
+    @property
+    def file(self) -> str:
         return f"/v1/sandboxes/{self.box}/files/mnt/v/data"
 
     async def step(self) -> None:
@@ -427,73 +393,58 @@ class Volumes(Surface):
         if not self.name:
             await self.make()
         elif not self.box:
-            if chance < 0.2:
-                await self.remove()
-            else:
-                await self.mount()
+            await (self.clear() if chance < 0.2 else self.mount())
         elif chance < 0.4:
             content = self.dice.randbytes(self.dice.choice((10, 100_000)))
-            self.content.tried(content)
-            answer = await self.client.ask("PUT", self.path, on=self.name, content=content)
-            if answer is not None and self.expect(answer, self.name, 200):
-                self.content.answered(content)
+            await self.change(self.content, content, "PUT", self.file, content=content)
         elif chance < 0.8:
-            await self.read()
+            await self.look(self.content, self.file)
         elif chance < 0.9:
-            answer = await self.client.ask("DELETE", f"/v1/volumes/{self.name}", on=self.name)
-            if answer is not None:
-                self.expect(answer, self.name, 409)
+            if (answer := await self.ask("DELETE", self.path)) is not None:
+                self.expect(answer, 409)
         else:
-            await self.moved()
+            await self.leave()
 
     async def make(self) -> None:
-        name = self.client.new("volume")
-        sized = os.getuid() == 0 and self.can_size and self.dice.random() < 0.5
-        body = {"name": name, **({"size": 16 * MIB} if sized else {})}
-        answer = await self.client.ask("POST", "/v1/volumes", on=name, json=body)
-        if answer is not None and not self.expect(answer, name, 200, 201):
-            return
-        found = await self.client.insist("GET", f"/v1/volumes/{name}", on=name)
-        if self.expect(found, name, 200, *(() if answer is not None else (404,))):
-            if found.is_success:
-                self.name, self.content = name, self.cell(name, "its file")
-
-    can_size: ClassVar[bool] = True  # False: an ordinary user runs the server
+        self.name = self.client.new("volume")
+        body: dict[str, Any] = {"name": self.name}
+        if self.sized and self.dice.random() < 0.5:
+            body["size"] = 16 * MIB
+        made = await self.ask("POST", "/v1/volumes", json=body)
+        found = await self.ask("GET", self.path, sure=True)
+        self.content = self.cell("a volume's file")
+        if made is not None and not self.expect(made, 200, 201):
+            self.name = ""
+        elif found is None or not self.expect(found, 200, *(() if made else (404,))):
+            self.name = ""
+        elif found.status_code == 404:
+            self.name = ""
 
     async def mount(self) -> None:
         volumes = [{"name": self.name, "path": "/mnt/v"}]
         self.box = await self.client.create(self.client.new("mount"), volumes=volumes)
 
-    async def read(self) -> None:
-        answer = await self.client.insist("GET", self.path, on=self.name)
-        if self.expect(answer, self.name, 200, 404):
-            self.content.seen(answer.content if answer.is_success else None)
-
     async def verify(self) -> None:
         if self.name:
             if not self.box:
                 await self.mount()
-            await self.read()
+            await self.look(self.content, self.file, sure=True)
 
-    async def moved(self) -> None:
+    async def leave(self) -> None:
         if self.box:
             box, self.box = self.box, ""
             await self.client.delete(box)
 
-    async def remove(self) -> None:
-        path = f"/v1/volumes/{self.name}"
-        answer = await self.client.ask("DELETE", path, on=self.name)
-        statuses = (200,)
-        if answer is None:
-            answer, statuses = await self.client.insist("DELETE", path, on=self.name), (200, 404)
-        self.expect(answer, self.name, *statuses)
-        self.expect(await self.client.insist("GET", path, on=self.name), self.name, 404)
-        self.name = ""
-
     async def clear(self) -> None:
-        await self.moved()
+        await self.leave()
         if self.name:
-            await self.remove()
+            answer = await self.ask("DELETE", self.path)
+            if answer is not None:
+                self.expect(answer, 200)
+            else:
+                self.expect(await self.ask("DELETE", self.path, sure=True), 200, 404)
+            self.expect(await self.ask("GET", self.path, sure=True), 404)
+            self.name = ""
 
 
 class Sessions(Surface):
@@ -503,120 +454,105 @@ class Sessions(Surface):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self.id, self.open = "", False
-        self.begin("")
+        self.begin()
 
-    def begin(self, id: str) -> None:
-        self.id, self.open = id, True
-        self.variable = self.cell(id, "v", "None")
-        self.file = self.cell(id, "its file")
+    def begin(self) -> None:
+        self.open = False  # as far as we know
+        self.variable, self.file = (
+            self.cell("v of a session", "None"),
+            self.cell("a session's file"),
+        )
         self.log: dict[str, bool] = {}  # what was run, and whether it was answered
 
-    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response | None:
-        return await self.client.ask(method, f"/api/{path}", on=self.id, **options)
+    @property
+    def path(self) -> str:
+        return f"/api/sessions/{self.name}"
 
     async def step(self) -> None:
         chance = self.dice.random()
-        if not self.id:
+        if not self.name:
             await self.make()
         elif len(self.log) > 40 or chance < 0.03:
             await self.verify()
             await self.clear()
-        elif not self.open:
-            await self.reopen()
+        elif not self.open:  # to reopen one that is open changes nothing
+            self.open = self.expect(await self.ask("POST", f"{self.path}/reopen"), 200)
         elif chance < 0.3:
-            value = self.client.new("v")
-            self.variable.tried(value)
+            self.variable.tried(value := self.client.new("v"))
             if await self.execute(f"v = {value!r}; print(v)") is not None:
                 self.variable.answered(value)
         elif chance < 0.55:
             await self.read()
         elif chance < 0.75:
             content = self.client.new("content")
-            self.file.tried(content)
-            body = {"session_id": self.id, "path": "f", "content": content}
-            answer = await self.ask("POST", "e2b/files", json=body)
-            if answer is not None and self.expect(answer, self.id, 200) and not self.model.full:
-                self.file.answered(content)
+            body = {"session_id": self.name, "path": "f", "content": content}
+            await self.change(self.file, content, "POST", "/api/e2b/files", json=body)
         elif chance < 0.92:
             await self.read_file()
         else:
-            await self.close()
+            self.open = False
+            await self.change(self.variable, "None", "POST", f"{self.path}/close")
 
     async def make(self) -> None:
-        id = self.client.new("session")
-        body = {"session_id": id, "environment": "Python3", "provider": "local"}
-        answer = await self.client.ask("POST", "/api/sessions", on=id, json=body)
-        if answer is not None and not self.expect(answer, id, 200, 201):
-            return
-        found = await self.client.insist("GET", f"/api/sessions/{id}", on=id)
-        if self.expect(found, id, 200, *(() if answer is not None else (404,))):
-            if found.is_success:
-                self.begin(id)
-                self.open = False  # as far as we know: to reopen an open one changes nothing
+        self.name = self.client.new("session")
+        self.begin()
+        body = {"session_id": self.name, "environment": "Python3", "provider": "local"}
+        made = await self.ask("POST", "/api/sessions", json=body)
+        found = await self.ask("GET", self.path, sure=True)
+        if made is not None:
+            self.expect(made, 200, 201)
+        if not self.expect(found, 200, *(() if made else (404,))) or not (
+            found and found.is_success
+        ):
+            self.name = ""
 
     async def execute(self, code: str) -> str | None:
-        mark = self.client.new("mark")
-        self.log[mark] = False
-        body = {"session_id": self.id, "code": f"{code}  # {mark}"}
-        answer = await self.ask("POST", "e2b/execute", json=body)
+        self.log[mark := self.client.new("mark")] = False
+        body = {"session_id": self.name, "code": f"{code}  # {mark}"}
+        answer = await self.ask("POST", "/api/e2b/execute", json=body)
         if answer is None:
             return None
-        if not self.expect(answer, self.id, 200):
+        if not self.expect(answer, 200):
             await self.clear()  # and complain once, not with every step
             return None
-        said = answer.json()
         if not self.model.full:
-            self.model.check(self.kind, self.id, "status of a run", "ok", said["status"])
+            self.check("status of a run", "ok", answer.json()["status"])
             self.log[mark] = True
-        return str(said["stdout"])
+        return str(answer.json()["stdout"])
 
     async def read(self) -> None:
         if (said := await self.execute("print(globals().get('v'))")) is not None:
             self.variable.seen(said.strip())
 
     async def read_file(self) -> None:
-        answer = await self.ask("GET", f"e2b/files/{self.id}", params={"path": "f"})
-        if answer is not None and self.expect(answer, self.id, 200, 404):
+        path = f"/api/e2b/files/{self.name}"
+        answer = await self.ask("GET", path, params={"path": "f"})
+        if answer is not None and self.expect(answer, 200, 404):
             self.file.seen(answer.json()["content"] if answer.is_success else None)
 
-    async def close(self) -> None:
-        self.variable.tried("None")
-        self.open = False
-        answer = await self.ask("POST", f"sessions/{self.id}/close")
-        if answer is not None and self.expect(answer, self.id, 200):
-            self.variable.answered("None")
-
-    async def reopen(self) -> None:
-        answer = await self.ask("POST", f"sessions/{self.id}/reopen")
-        if answer is not None:
-            self.open = self.expect(answer, self.id, 200)
-
     async def verify(self) -> None:
-        if not self.id:
+        if not self.name:
             return
-        answer = await self.client.insist(
-            "GET", f"/api/sessions/{self.id}/executions", on=self.id, params={"limit": 1000}
-        )
-        if not self.expect(answer, self.id, 200):
-            return
-        logged = answer.json()["executions"]
-        for mark, answered in self.log.items():
-            found = [each["status"] for each in logged if each["command"].endswith(f"# {mark}")]
-            if answered or len(found) > 1:
-                self.model.check(self.kind, self.id, f"in the log of {mark}", ["ok"], found)
-        if self.open and not self.client.worn:
+        answer = await self.ask("GET", f"{self.path}/executions?limit=1000", sure=True)
+        if answer is not None and self.expect(answer, 200):
+            logged = answer.json()["executions"]
+            for mark, answered in self.log.items():
+                found = [each["status"] for each in logged if each["command"].endswith(f"# {mark}")]
+                if answered or len(found) > 1:
+                    self.check("a run in the log", ["ok"], found)
+        if self.open:
             await self.read()
+        if self.open and self.name:
             await self.read_file()
 
-    async def moved(self) -> None:
+    async def leave(self) -> None:
         if self.client.worn:
             await self.clear()
 
     async def clear(self) -> None:
-        if self.id:
-            id, self.id = self.id, ""
-            await self.client.insist("DELETE", f"/api/sessions/{id}", on=id)
+        if self.name:
+            await self.ask("DELETE", self.path, sure=True)
+            self.name = ""
 
 
 ALL: tuple[type[Surface], ...] = (
