@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 # What happens in the instant in which a server is killed reaches no webhook and no audit log.
 INSTANT = 1.5
 KINDS = (
-    "audit", "contexts", "execs", "files", "forks", "sandboxes", "sessions", "snapshots",
+    "audit", "contexts", "execs", "files", "forks", "resets", "sandboxes", "sessions", "snapshots",
     "streams", "volumes", "webhooks",
 )  # fmt: skip
 SHOWN = 12  # events of an object, with a violation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 
@@ -12,8 +12,9 @@ from tests.api.client import SseEvent, events
 from tests.chaos.client import Client, HomeLost
 from tests.chaos.model import Cell
 
-MIB = 1024 * 1024
+SIZE = {"size": 16 * 1024 * 1024}
 DEFAULT = "default-python"
+Answer = TypeVar("Answer", httpx.Response, httpx.Response | None)
 
 
 class Surface:
@@ -51,20 +52,34 @@ class Surface:
     def check(self, what: str, expected: object, seen: object) -> None:
         self.model.check(self.kind, self.on, what, expected, seen)
 
-    def expect(self, answer: httpx.Response | None, *statuses: int) -> bool:
-        return answer is not None and self.client.expect(answer, self.kind, self.on, *statuses)
+    def expect(self, answer: httpx.Response, *statuses: int) -> bool:
+        return self.client.expect(answer, self.kind, self.on, *statuses)
 
-    async def ask(
-        self, method: str, path: str, *, sure: bool = False, **options: Any
-    ) -> httpx.Response | None:
+    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response | None:
         """A path without a slash at its front is one of the client's home."""
-        home = "" if path.startswith("/") else self.client.home
-        full = f"/v1/sandboxes/{home}/{path}" if home else path
-        ask = self.client.insist if sure else self.client.ask
-        answer: httpx.Response | None = await ask(method, full, on=self.on, **options)
-        if home in self.model.doomed:
+        return self._at_home(
+            path, await self.client.ask(method, self._full(path), on=self.on, **options)
+        )
+
+    async def insist(self, method: str, path: str, **options: Any) -> httpx.Response:
+        answer = await self.client.insist(method, self._full(path), on=self.on, **options)
+        return self._at_home(path, answer)
+
+    def _full(self, path: str) -> str:
+        return path if path.startswith("/") else f"/v1/sandboxes/{self.client.home}/{path}"
+
+    def _at_home(self, path: str, answer: Answer) -> Answer:
+        if not path.startswith("/") and self.client.home in self.model.doomed:
             raise HomeLost
         return answer
+
+    async def make(self, path: str, body: dict[str, Any]) -> bool:
+        """Whether what has this name is there: certainly, if its making was answered."""
+        made = await self.ask("POST", path, json=body)
+        found = await self.insist("GET", f"{path}/{self.name}")
+        if made is not None:
+            self.expect(made, 200, 201)
+        return self.expect(found, 200, *(() if made else (404,))) and found.is_success
 
     async def change(
         self, cell: Cell, value: Any, method: str, path: str, *also: int, **options: Any
@@ -72,7 +87,7 @@ class Surface:
         """Whether it was answered: then the cell has this value, else it may have it."""
         cell.tried(value)
         answer = await self.ask(method, path, **options)
-        if not self.expect(answer, 200, 201, *also):
+        if answer is None or not self.expect(answer, 200, 201, *also):
             return False
         # A sandbox's disk is sparse: what is written while the server's is full may be lost.
         if not self.model.full or self.kind == "volumes":
@@ -124,8 +139,7 @@ class Execs(Surface):
 
     async def verify(self) -> None:
         if self.answers:
-            answer = await self.ask("GET", "files/workspace/log", sure=True)
-            assert answer is not None
+            answer = await self.insist("GET", "files/workspace/log")
             ran = Counter(answer.text.split() if answer.is_success else [])
             for key, known in self.answers.items():
                 certain = known and key not in self.cramped
@@ -260,7 +274,7 @@ class Files(Surface):
         path, chance = f"files/workspace/f{self.dice.randrange(4)}", self.dice.random()
         cell = self.cells.setdefault(path, self.cell("a file"))
         if chance < 0.4:
-            content = self.dice.randbytes(self.dice.choice((10, 5_000, 300_000)))
+            content = self.dice.randbytes(self.dice.choice((10, 5_000, 2_000_000)))
             await self.change(cell, content, "PUT", path, content=content)
         elif chance < 0.5:
             await self.change(cell, None, "DELETE", path, 404)
@@ -270,6 +284,10 @@ class Files(Surface):
     async def verify(self) -> None:
         for path, cell in self.cells.items():
             await self.look(cell, path)
+        if self.cells:
+            entries = (await self.insist("GET", "dirs/workspace")).json().get("entries", [])
+            known = {"f0", "f1", "f2", "f3", "log", "marker"}
+            self.check("halves of files", set(), {each["name"] for each in entries} - known)
 
 
 class Kept(Surface):
@@ -277,7 +295,7 @@ class Kept(Surface):
 
     async def mark(self, marker: str) -> bool:
         """False: the disk is full, so nothing is certain."""
-        answer = await self.ask("PUT", "files/workspace/marker", sure=True, content=marker.encode())
+        answer = await self.insist("PUT", "files/workspace/marker", content=marker.encode())
         return self.expect(answer, 200) and not self.model.full
 
     async def marker(self, id: str) -> str:
@@ -308,8 +326,8 @@ class Snapshots(Kept):
 
     async def begin(self, name: str) -> None:
         """Begin a sandbox from it."""
-        answer = await self.ask("GET", f"/v1/snapshots/{name}", sure=True)
-        if answer is not None and self.expect(answer, 200, 404):
+        answer = await self.insist("GET", f"/v1/snapshots/{name}")
+        if self.expect(answer, 200, 404):
             seen = None
             if answer.is_success:
                 id = await self.client.create(self.client.new("copy"), snapshot=name)
@@ -319,8 +337,9 @@ class Snapshots(Kept):
 
     async def remove(self, name: str) -> None:
         await self.begin(name)
-        path = f"/v1/snapshots/{name}"
-        await self.change(self.cells[name], None, "DELETE", path, 404, sure=True)
+        await self.change(self.cells[name], None, "DELETE", f"/v1/snapshots/{name}")
+        self.expect(await self.insist("DELETE", f"/v1/snapshots/{name}"), 200, 404)
+        self.cells[name].answered(None)
         await self.begin(name)
         del self.cells[name]
 
@@ -369,6 +388,29 @@ class Forks(Kept):
         return others
 
 
+class Resets(Kept):
+    """One box or the other: as it was, or as new."""
+
+    kind = "resets"
+
+    async def step(self) -> None:
+        marker = self.client.new("reset")
+        if self.dice.random() > 0.3 or not await self.mark(marker):
+            return
+        answer = await self.ask("POST", "reset")
+        if answer is not None and not self.expect(answer, 200):
+            return
+        found = await self.insist("GET", "files/workspace/marker")
+        was_reset = self.model.acknowledged(self.kind, found.status_code == 404)
+        if answer is not None:
+            self.check("whether a reset was one", True, was_reset)
+        if found.status_code == 404:
+            for surface in self.client.surfaces:
+                surface.forget()
+        else:
+            self.check("a file after no answer", marker, found.text)
+
+
 class Volumes(Surface):
     """What was written into a volume outlives sandboxes, kills, and a full disk."""
 
@@ -391,7 +433,7 @@ class Volumes(Surface):
     async def step(self) -> None:
         chance = self.dice.random()
         if not self.name:
-            await self.make()
+            await self.begin()
         elif not self.box:
             await (self.clear() if chance < 0.2 else self.mount())
         elif chance < 0.4:
@@ -405,19 +447,11 @@ class Volumes(Surface):
         else:
             await self.leave()
 
-    async def make(self) -> None:
+    async def begin(self) -> None:
         self.name = self.client.new("volume")
-        body: dict[str, Any] = {"name": self.name}
-        if self.sized and self.dice.random() < 0.5:
-            body["size"] = 16 * MIB
-        made = await self.ask("POST", "/v1/volumes", json=body)
-        found = await self.ask("GET", self.path, sure=True)
+        sized = self.sized and self.dice.random() < 0.5
         self.content = self.cell("a volume's file")
-        if made is not None and not self.expect(made, 200, 201):
-            self.name = ""
-        elif found is None or not self.expect(found, 200, *(() if made else (404,))):
-            self.name = ""
-        elif found.status_code == 404:
+        if not await self.make("/v1/volumes", {"name": self.name, **(SIZE if sized else {})}):
             self.name = ""
 
     async def mount(self) -> None:
@@ -428,7 +462,7 @@ class Volumes(Surface):
         if self.name:
             if not self.box:
                 await self.mount()
-            await self.look(self.content, self.file, sure=True)
+            await self.look(self.content, self.file)
 
     async def leave(self) -> None:
         if self.box:
@@ -439,11 +473,10 @@ class Volumes(Surface):
         await self.leave()
         if self.name:
             answer = await self.ask("DELETE", self.path)
-            if answer is not None:
-                self.expect(answer, 200)
-            else:
-                self.expect(await self.ask("DELETE", self.path, sure=True), 200, 404)
-            self.expect(await self.ask("GET", self.path, sure=True), 404)
+            self.expect(
+                answer or await self.insist("DELETE", self.path), 200, *((), (404,))[not answer]
+            )
+            self.expect(await self.insist("GET", self.path), 404)
             self.name = ""
 
 
@@ -454,15 +487,16 @@ class Sessions(Surface):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self.begin()
+        self.fresh()
 
-    def begin(self) -> None:
+    def fresh(self) -> None:
         self.open = False  # as far as we know
         self.variable, self.file = (
             self.cell("v of a session", "None"),
             self.cell("a session's file"),
         )
         self.log: dict[str, bool] = {}  # what was run, and whether it was answered
+        self.artifacts: dict[str, str] = {}  # content by path
 
     @property
     def path(self) -> str:
@@ -471,15 +505,17 @@ class Sessions(Surface):
     async def step(self) -> None:
         chance = self.dice.random()
         if not self.name:
-            await self.make()
+            await self.begin()
         elif len(self.log) > 40 or chance < 0.03:
             await self.verify()
             await self.clear()
         elif not self.open:  # to reopen one that is open changes nothing
-            self.open = self.expect(await self.ask("POST", f"{self.path}/reopen"), 200)
+            answer = await self.ask("POST", f"{self.path}/reopen")
+            self.open = answer is not None and self.expect(answer, 200)
         elif chance < 0.3:
             self.variable.tried(value := self.client.new("v"))
-            if await self.execute(f"v = {value!r}; print(v)") is not None:
+            kept = "with open('artifacts/v', 'w') as f: f.write(v)\nprint(v)"
+            if await self.execute(f"v = {value!r}\n{kept}", value) is not None:
                 self.variable.answered(value)
         elif chance < 0.55:
             await self.read()
@@ -493,20 +529,14 @@ class Sessions(Surface):
             self.open = False
             await self.change(self.variable, "None", "POST", f"{self.path}/close")
 
-    async def make(self) -> None:
+    async def begin(self) -> None:
         self.name = self.client.new("session")
-        self.begin()
+        self.fresh()
         body = {"session_id": self.name, "environment": "Python3", "provider": "local"}
-        made = await self.ask("POST", "/api/sessions", json=body)
-        found = await self.ask("GET", self.path, sure=True)
-        if made is not None:
-            self.expect(made, 200, 201)
-        if not self.expect(found, 200, *(() if made else (404,))) or not (
-            found and found.is_success
-        ):
+        if not await self.make("/api/sessions", body):
             self.name = ""
 
-    async def execute(self, code: str) -> str | None:
+    async def execute(self, code: str, artifact: str = "") -> str | None:
         self.log[mark := self.client.new("mark")] = False
         body = {"session_id": self.name, "code": f"{code}  # {mark}"}
         answer = await self.ask("POST", "/api/e2b/execute", json=body)
@@ -518,6 +548,9 @@ class Sessions(Surface):
         if not self.model.full:
             self.check("status of a run", "ok", answer.json()["status"])
             self.log[mark] = True
+            if artifact:
+                (kept,) = answer.json()["artifacts"]
+                self.artifacts[httpx.URL(kept["url"]).path] = artifact
         return str(answer.json()["stdout"])
 
     async def read(self) -> None:
@@ -533,13 +566,15 @@ class Sessions(Surface):
     async def verify(self) -> None:
         if not self.name:
             return
-        answer = await self.ask("GET", f"{self.path}/executions?limit=1000", sure=True)
-        if answer is not None and self.expect(answer, 200):
+        for path, content in self.artifacts.items():
+            self.check("an artifact", content, (await self.insist("GET", path)).text)
+        answer = await self.insist("GET", f"{self.path}/executions?limit=1000")
+        if self.expect(answer, 200):
             logged = answer.json()["executions"]
             for mark, answered in self.log.items():
                 found = [each["status"] for each in logged if each["command"].endswith(f"# {mark}")]
-                if answered or len(found) > 1:
-                    self.check("a run in the log", ["ok"], found)
+                may_be = [["ok"]] if answered else [[], ["ok"], ["lost"]]
+                self.check("a run in the log", found if found in may_be else may_be, found)
         if self.open:
             await self.read()
         if self.open and self.name:
@@ -551,10 +586,10 @@ class Sessions(Surface):
 
     async def clear(self) -> None:
         if self.name:
-            await self.ask("DELETE", self.path, sure=True)
+            await self.insist("DELETE", self.path)
             self.name = ""
 
 
 ALL: tuple[type[Surface], ...] = (
-    Execs, Streams, Contexts, Files, Snapshots, Forks, Volumes, Sessions,
+    Execs, Streams, Contexts, Files, Snapshots, Forks, Resets, Volumes, Sessions,
 )  # fmt: skip
