@@ -129,7 +129,13 @@ class Cell:
         if value not in self.may_be:
             expected = " or ".join(map(brief, self.may_be))
             self._model.violated(self._kind, self._of, self._what, expected, value)
-        self.may_be = [value]
+        if self.certain:
+            self.may_be = [value]
+
+    @property
+    def certain(self) -> bool:
+        """A sandbox's disk is sparse: what is written while the server's is full may be lost."""
+        return self._kind == "volumes" or not self._model.full
 
 
 def other_than(value: Any) -> Any:
