@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import random
 import signal
-import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import suppress
 
 from tests.chaos.client import GONE, Client
 from tests.chaos.model import Model
 from tests.faults.machine import Machine
+from tests.support.disks import filled
 
 FAILED_WITHIN = 15.0  # the server looks after its boxes every few seconds
-DISK = "1536M"
 
 
 class Faults:
@@ -126,49 +123,3 @@ class Faults:
             client.worn = True
         self.model.full_until = time.monotonic() + 3.0
         await asyncio.sleep(3.0)  # until what waited to be written is
-
-
-@contextmanager
-def small_disk(base: Path) -> Iterator[None]:
-    """`data` below `base` is a file system of its own, in a file."""
-    image, point = base / "disk.img", base / "data"
-    point.mkdir(exist_ok=True)
-    run("truncate", "-s", DISK, image)
-    run("mkfs.ext4", "-q", "-m", "0", image)
-    run("mount", "-o", "loop,discard", image, point)
-    try:
-        point.chmod(0o711)
-        yield
-    finally:
-        for _ in range(100):  # keepers end a moment after their boxes
-            if not subprocess.run(["umount", point], capture_output=True).returncode:
-                break
-            time.sleep(0.1)
-        else:
-            run("umount", "-l", point)
-
-
-def run(*argv: str | Path) -> None:
-    subprocess.run(argv, check=True, capture_output=True)
-
-
-@contextmanager
-def filled(folder: Path) -> Iterator[None]:
-    """Not a byte is left there."""
-    filler = folder / "filler"
-    fd = os.open(filler, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        size, step = 0, 1 << 30
-        while step >= 4096:  # large pieces first: reserved, not written
-            try:
-                os.posix_fallocate(fd, size, step)
-                size += step
-            except OSError as full:
-                if full.errno != errno.ENOSPC:
-                    raise
-                size = os.fstat(fd).st_size
-                step //= 2
-        yield
-    finally:
-        os.close(fd)
-        filler.unlink()

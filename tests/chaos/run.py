@@ -28,14 +28,16 @@ import msgspec
 from capsule.audit.trail import verify_file
 from capsule.sessions.ledger import verify_file as verify_sessions
 from tests.chaos.client import LATEST, Client
-from tests.chaos.faults import Faults, small_disk
+from tests.chaos.faults import Faults
 from tests.chaos.model import Model
 from tests.chaos.receiver import Receiver
 from tests.chaos.surfaces import ALL, Volumes
 from tests.faults.footprint import names_in
 from tests.faults.machine import Machine, end_all, machine
+from tests.support.disks import small_disk
 from tests.support.nursery import Nursery
 
+DISK = "1536M"
 SETTINGS = {"AUDIT": "yes", "WEBHOOK_TARGETS": "any", "LOG_LEVEL": "warning"}
 # Empty once everything was deleted.
 FOLDERS = (
@@ -57,7 +59,7 @@ async def run(nursery: Nursery, options: Options, *, mounts: bool) -> Model:
     model = Model(options.seed, lies=options.lies)
     Volumes.sized = nursery.user is None
     async with machine(nursery, **SETTINGS) as host:
-        with small_disk(host.base) if mounts else nullcontext():
+        with small_disk(host.base, DISK) if mounts else nullcontext():
             try:
                 await disturbed(model, host, options, disk=mounts)
             finally:

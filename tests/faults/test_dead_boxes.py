@@ -65,18 +65,6 @@ async def test_a_box_that_was_killed_is_failed_within_5_seconds(
         assert (await execute(http, other, "echo fine"))["stdout"] == "fine\n"
 
 
-async def test_nobody_asking_a_dead_box_is_failed_all_the_same(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as host:
-        async with host.http() as http:
-            id = await create(http)
-        os.kill(victims(host, id, "keeper")[0], signal.SIGKILL)
-
-        async def failed() -> bool:
-            return (await host.listed())[id] == "failed"
-
-        await eventually(failed, what="failed", within=5.0)
-
-
 async def test_boxes_killed_while_no_server_runs(own_nursery: Nursery) -> None:
     settings = {"AUDIT": "yes", "WEBHOOK_TARGETS": "any"}
     async with running(own_nursery, **settings) as host, host.http() as http:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -18,6 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from tests.faults.calls import attempt, create, delete, execute, state
 from tests.faults.machine import Machine, checked, machine, running
 from tests.support import eventually
+from tests.support.disks import filled
 from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -40,30 +40,6 @@ async def on_small_disk(nursery: Nursery, name: str, size: int) -> AsyncIterator
             if host.pid and host.code() is None:
                 await host.kill()
             subprocess.run(["umount", "-l", point], check=True)
-
-
-@contextmanager
-def filled(folder: Path, leaving: int = 0) -> Iterator[None]:
-    """Until the block ends no byte is left there (or so many)."""
-    filler = folder / "filler"
-    fd = os.open(filler, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        block = bytes(65536)
-        while True:
-            try:
-                if not os.write(fd, block):
-                    break
-            except OSError as full:
-                assert full.errno == errno.ENOSPC
-                if len(block) == 1:
-                    break
-                block = block[: len(block) // 2]
-        if leaving:
-            os.ftruncate(fd, os.fstat(fd).st_size - leaving)
-        yield
-    finally:
-        os.close(fd)
-        filler.unlink()
 
 
 async def outcomes(http: httpx.AsyncClient, count: int) -> list[httpx.Response]:
