@@ -210,3 +210,43 @@ async def test_a_sandbox_whose_disk_the_host_cannot_back_harms_only_itself(
             "stdout"
         ] == "kept\nmore\n"
         assert await delete(http, id) == 200
+
+
+SIZED = {"name": "v", "size": 32 * MIB}
+MOUNT = {"name": "v", "path": "/workspace/v"}
+
+
+async def test_what_a_sized_volume_took_is_kept_on_a_full_disk(
+    own_nursery: Nursery, as_root: None
+) -> None:
+    async with on_small_disk(own_nursery, "data", 128 * MIB) as host, host.http() as http:
+        assert (await http.post("/v1/volumes", json=SIZED)).status_code == 201
+        id = await create(http, volumes=[MOUNT])
+        with filled(host.base / "data"):
+            write = (
+                "head -c 20M /dev/urandom > v/f && sync v/f && md5sum < v/f > v/sum && sync v/sum"
+            )
+            assert (await execute(http, id, write))["exit_code"] == 0
+            other = await create(http, volumes=[MOUNT])
+            assert (await execute(http, other, "touch v/new"))["exit_code"] == 0
+            for each in (id, other):
+                assert await delete(http, each) == 200
+        again = await create(http, volumes=[MOUNT])
+        look = "md5sum < v/f | cmp - v/sum && ls v"
+        assert (await execute(http, again, look))["stdout"] == "f\nnew\nsum\n"
+        await delete(http, again)
+
+
+async def test_a_volume_that_the_disk_has_no_room_for_is_refused(
+    own_nursery: Nursery, as_root: None
+) -> None:
+    async with on_small_disk(own_nursery, "data", 64 * MIB) as host, host.http() as http:
+        answer = await http.post("/v1/volumes", json={"name": "v", "size": 512 * MIB})
+        assert answer.status_code == 507, answer.text
+        error = answer.json()["error"]
+        assert error["details"]["size"] == 512 * MIB
+        assert error["details"]["limit"] < error["details"]["free"] <= 64 * MIB
+        assert "smaller" in error["hint"]
+        assert (await http.get("/v1/volumes")).json()["volumes"] == []
+        assert os.listdir(host.base / "data" / "volumes") == []
+        assert (await http.post("/v1/volumes", json={"name": "v", "size": 16 * MIB})).is_success

@@ -22,7 +22,7 @@ from capsule.model import (
     Unenforced,
     VolumeMount,
 )
-from capsule.providers.contract import FileChange
+from capsule.providers.contract import FileChange, VolumeLook
 from capsule.service import ExecResult, Sandbox, Snapshot, Volume
 
 
@@ -194,12 +194,14 @@ class VolumeView(View, frozen=True, kw_only=True):
     metadata: Mapping[str, str]
     size: int | None
     used: int | None
+    problem: str | None
 
     @classmethod
-    def of(cls, volume: Volume, used: int | None) -> VolumeView:
+    def of(cls, volume: Volume, look: VolumeLook) -> VolumeView:
         return cls(
             size=volume.size,
-            used=used,
+            used=look.used,
+            problem=look.problem,
             name=volume.name,
             provider=volume.provider,
             created_at=volume.created_at,

@@ -29,7 +29,7 @@ class VolumeVerbs:
         return await self._view(self.service.volumes.find(p.name, caller.tenant))
 
     async def _view(self, volume: Volume) -> v.VolumeView:
-        return v.VolumeView.of(volume, await self.service.volumes.used(volume))
+        return v.VolumeView.of(volume, await self.service.volumes.look(volume))
 
     async def delete(self, caller: Caller, p: s.OfVolume) -> v.DeletedView:
         await self.service.volumes.delete(p.name, caller.tenant)

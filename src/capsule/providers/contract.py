@@ -11,7 +11,7 @@ import abc
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from capsule.errors import UnavailableError
 from capsule.link.stream import ByteStream
@@ -44,6 +44,7 @@ __all__ = [
     "Portable",
     "Provider",
     "Saved",
+    "VolumeLook",
     "Volumed",
 ]
 
@@ -300,6 +301,11 @@ class Adjustable(Protocol):
         """
 
 
+class VolumeLook(NamedTuple):
+    used: int | None = None  # bytes in it; None where to know that costs more than to ask
+    problem: str | None = None  # what keeps it from what it promises, and what to do
+
+
 @runtime_checkable
 class Volumed(Protocol):
     """A provider that has folders of its own which boxes may share, and which outlive them
@@ -312,8 +318,7 @@ class Volumed(Protocol):
         Raises NotSupportedError, NoSpaceError, UnavailableError; then nothing is left of it.
         """
 
-    async def volume_used(self, id: str) -> int | None:
-        """Bytes that it takes; None where to know that costs more than to ask."""
+    async def look_at_volume(self, id: str) -> VolumeLook: ...
 
     async def volumes(self) -> Sequence[str]:
         """Every volume of this server."""

@@ -26,6 +26,7 @@ from capsule.providers.contract import (
     Provider,
     Saved,
     Volumed,
+    VolumeLook,
 )
 
 
@@ -125,8 +126,8 @@ class OnDemand(Provider):
         await self._mark_used()
         await maker.make_volume(id, size=size)
 
-    async def volume_used(self, id: str) -> int | None:
-        return await (await self._volumed()).volume_used(id)
+    async def look_at_volume(self, id: str) -> VolumeLook:
+        return await (await self._volumed()).look_at_volume(id)
 
     async def volumes(self) -> Sequence[str]:
         inner = await self._opened() if await self._was_used() else None

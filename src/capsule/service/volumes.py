@@ -22,7 +22,7 @@ from capsule.errors import (
 )
 from capsule.model import MIB, MOUNTS, WORKSPACE, VolumeMount
 from capsule.providers.cleanup import finish
-from capsule.providers.contract import Volumed
+from capsule.providers.contract import Volumed, VolumeLook
 from capsule.service import validate
 from capsule.service.admission import Admission, new_id
 from capsule.service.caller import DEFAULT_TENANT, named
@@ -136,11 +136,11 @@ class Volumes:
                 return volume
         raise NotFoundError(f"volume {brief(id)} does not exist", hint="list the volumes")
 
-    async def used(self, volume: Volume) -> int | None:
-        """Bytes that it takes, where that is known."""
+    async def look(self, volume: Volume) -> VolumeLook:
+        """How it is, where it has a size and that is known."""
         if volume.size is None:
-            return None
-        return await self._volumed(volume.provider).volume_used(volume.id)
+            return VolumeLook()
+        return await self._volumed(volume.provider).look_at_volume(volume.id)
 
     async def create(
         self,

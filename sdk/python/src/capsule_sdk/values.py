@@ -307,7 +307,8 @@ class VolumeInfo:
     created_at: datetime
     metadata: Mapping[str, str] = field(default_factory=dict)
     size: int | None = None  # the most bytes that it holds; None: as many as the server's disk
-    used: int | None = None  # bytes of the server's disk, known where it has a size
+    used: int | None = None  # bytes in it, known where it has a size
+    problem: str | None = None  # what keeps it from what it promises, and what to do
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> VolumeInfo:

@@ -35,6 +35,7 @@ from capsule.providers.contract import (
     Mark,
     Provider,
     Saved,
+    VolumeLook,
 )
 from capsule.providers.docker import address, disks, hardening, plan, probe, transport
 from capsule.providers.docker.agent_volume import AgentVolume
@@ -330,8 +331,8 @@ class DockerProvider(Provider):
     async def make_volume(self, id: str, *, size: int | None = None) -> None:
         await self._ready().volumes.make(id, size)
 
-    async def volume_used(self, id: str) -> int | None:
-        return None  # the Engine would have to look at every file of every volume
+    async def look_at_volume(self, id: str) -> VolumeLook:
+        return VolumeLook()  # the Engine would have to look at every file of every volume
 
     async def volumes(self) -> Sequence[str]:
         return await self._ready().volumes.ids()

@@ -20,6 +20,7 @@ from typing import Any
 from capsule.errors import InvalidError, UnavailableError
 from capsule.host_errors import host_error
 from capsule.model import MIB, SYSTEM_PATH, Isolation, Limits
+from capsule.providers.local.sized import reserve
 
 DIRS: tuple[tuple[str, int], ...] = (
     ("workspace", 0o755),
@@ -136,14 +137,16 @@ def _last_use(path: Path) -> float:
 
 def format_volume(mkfs: Path | None, image: Path, size: int, *, content: Path) -> None:
     """A file system that lasts, so it has a journal, and begins with what is in the folder
-    `content`. Blocks. Raises UnavailableError, InvalidError."""
+    `content`. Blocks. Raises UnavailableError, InvalidError, NoSpaceError."""
     if mkfs is None:
         raise UnavailableError("mkfs.ext4 is not installed", hint="install e2fsprogs")
     with open(image, "xb") as file:
         file.truncate(size)
+    reserve(image)
     options = ["-i", "8192", "-J", "size=4"]
     options += ["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"]
     _run_mkfs(mkfs, image, [*options, "-d", str(content)], field="size")
+    reserve(image)  # it may have given some back: to punch a hole is how it writes zeros
 
 
 def _format(mkfs: Path, image: Path, inodes: int) -> None:

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capsule.model import MIB, MOUNTS, WORKSPACE, Isolation, Limits, User, VolumeMount
+from capsule.model import (
+    MIB,
+    MOUNTS,
+    WORKSPACE,
+    Isolation,
+    Limits,
+    Unenforced,
+    User,
+    VolumeMount,
+)
 from capsule.providers.local import views
 from capsule.providers.local.disk import DIRS
 from capsule.providers.local.probe import UID_BASE, UID_COUNT, UID_SLOTS, Facts
@@ -96,6 +105,7 @@ class Parts:
     layers: tuple[Path, ...] = ()  # what the disk begins from, topmost first
     volumes: tuple[tuple[Place, VolumeMount], ...] = ()
     volumes_folder: Path | None = None  # that they are below
+    unenforced: tuple[Unenforced, ...] = ()  # what its volumes lack
     adjustable: bool = False
     user: User = field(default_factory=User)
     sudo: bool = False

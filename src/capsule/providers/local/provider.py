@@ -39,6 +39,7 @@ from capsule.providers.contract import (
     Mark,
     Provider,
     Saved,
+    VolumeLook,
 )
 from capsule.providers.identity import safe
 from capsule.providers.local import plan, probe, records
@@ -232,9 +233,9 @@ class LocalProvider(Provider):
         with host_errors("the volume cannot be made"):
             await to_the_end(asyncio.to_thread(host.volumes.make, id, size))
 
-    async def volume_used(self, id: str) -> int | None:
-        with host_errors("the volume cannot be measured"):
-            return await asyncio.to_thread(self._ready().volumes.used, id)
+    async def look_at_volume(self, id: str) -> VolumeLook:
+        with host_errors("the volume cannot be looked at"):
+            return await asyncio.to_thread(self._ready().volumes.look, id)
 
     async def volumes(self) -> Sequence[str]:
         return await asyncio.to_thread(self._ready().volumes.ids)
@@ -338,6 +339,10 @@ class LocalProvider(Provider):
         volumes = [
             (await asyncio.to_thread(host.volumes.place, each.id), each) for each in spec.volumes
         ]
+        gaps = []
+        for each in spec.volumes:
+            if problem := await asyncio.to_thread(host.volumes.make_ready, each.id):
+                gaps.append(Unenforced(f"volume {each.name}", problem.why, problem.fix))
         adjustable = spec.adjustable and probe.adjusts(host.facts, host.level, host.disks.backing)
         view = None if root is None else await self._view(shown, spec.limits.memory)
         if adjustable:
@@ -356,6 +361,7 @@ class LocalProvider(Provider):
             view=view,
             layers=tuple(layers),
             volumes=tuple(volumes),
+            unenforced=tuple(gaps),
             volumes_folder=host.volumes.folder,
             adjustable=adjustable,
             user=spec.template.user,
@@ -385,7 +391,7 @@ class LocalProvider(Provider):
             "disk_dir": str(disk_dir) if disk_dir else None,
             "cpus": list(parts.cpus),
             "own_view": parts.adjustable,
-            "unenforced": probe.as_json(host.unenforced),
+            "unenforced": probe.as_json((*host.unenforced, *parts.unenforced)),
         }
 
     def _box(

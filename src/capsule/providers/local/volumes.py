@@ -13,7 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from capsule.errors import InvalidError, NotFoundError
+from capsule.errors import InvalidError, NoSpaceError, NotFoundError
+from capsule.providers.contract import VolumeLook
+from capsule.providers.local import sized
 from capsule.providers.local.disk import format_volume
 from capsule.providers.local.folders import make_folder, new_folder
 from capsule.providers.local.removal import remove_tree
@@ -29,6 +31,13 @@ class Place(NamedTuple):
     folder: Path
     image: Path | None = None
     point: Path | None = None
+
+
+class Problem(NamedTuple):
+    """What keeps a volume from what it promises."""
+
+    why: str
+    fix: str
 
 
 class Volumes:
@@ -84,11 +93,23 @@ class Volumes:
         if self._owner is not None:
             os.chown(path, self._owner, self._owner)
 
-    def used(self, id: str) -> int | None:
-        """Bytes of the host's disk that it takes; None: nobody knows without looking at all."""
+    def make_ready(self, id: str) -> Problem | None:
+        """One with a size, before a box has it: what it lacks is mended, or told."""
+        image = self.place(id).image
+        if image is None:
+            return None
+        sized.repair(image)
+        with suppress(NoSpaceError, OSError):  # an older server has made it, without room
+            sized.reserve(image)
+        return _problem(image, sized.look(image))
+
+    def look(self, id: str) -> VolumeLook:
+        image = self._path(id + _SIZED) / f"{id}.img"
         with suppress(FileNotFoundError):
-            return os.stat(self._path(id + _SIZED) / f"{id}.img").st_blocks * 512
-        return None
+            state = sized.look(image)
+            problem = _problem(image, state)
+            return VolumeLook(state.used, f"{problem.why}; {problem.fix}" if problem else None)
+        return VolumeLook()
 
     def remove(self, id: str) -> None:
         draft = self.folder / f".{id}"
@@ -108,3 +129,21 @@ class Volumes:
         if not name.removesuffix(_SIZED).isalnum():
             raise InvalidError(f"not the id of a volume: {name[:80]!r}")
         return self.folder / name
+
+
+def _problem(image: Path, state: sized.State) -> Problem | None:
+    if state.damaged:
+        return Problem(
+            "its file system had an error: it may be read-only, and may have lost what was written "
+            "just before",
+            "delete all sandboxes that have it; the next one begins with a repair (e2fsck, of "
+            "e2fsprogs)",
+        )
+    if missing := sized.unreserved(image):
+        return Problem(
+            f"{missing} bytes are not reserved on the disk of data_dir: when that is full, what is "
+            "written is lost",
+            "free some space there, or take a file system that can reserve it (ext4, XFS); the "
+            "next sandbox that has the volume reserves it",
+        )
+    return None
