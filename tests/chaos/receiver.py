@@ -17,7 +17,7 @@ class Receiver:
         self.model = model
         self.url = ""
         self.secret = ""
-        self.ids: dict[Owed, str] = {}
+        self.ids: dict[Owed, set[str]] = {}
         self._bodies: dict[str, bytes] = {}
         self._refused: set[str] = set()
         self._dice = random.Random(f"{model.seed}-receiver")
@@ -60,9 +60,7 @@ class Receiver:
         same = self._bodies.setdefault(id, body)
         self.model.check("webhooks", sandbox, "a further delivery of an event", same, body)
         event = Owed(said["type"], sandbox, data.get("exec", {}).get("exec_id", ""))
-        first = self.ids.setdefault(event, id)
-        about = f"{event.event} {event.exec_id}"
-        self.model.check("webhooks", sandbox, "an event's id", f"{about} {first}", f"{about} {id}")
+        self.ids.setdefault(event, set()).add(id)
         return 200
 
     async def settled(self, within: float = 20.0) -> None:
@@ -77,3 +75,9 @@ class Receiver:
         for event in missing:
             wanted = f"{event.event} {event.exec_id}"
             self.model.violated("webhooks", event.sandbox, "what was delivered", wanted, "nothing")
+        for event, ids in self.ids.items():
+            if event.exec_id not in self.model.retold:
+                about = f"ids of {event.event} {event.exec_id}"
+                self.model.check(
+                    "webhooks", event.sandbox, "an event", f"1 {about}", f"{len(ids)} {about}"
+                )

@@ -135,6 +135,8 @@ class Execs(Surface):
         elif self.expect(answer, 200):
             said = answer.json()
             result = tuple(said[name] for name in ("stdout", "exit_code", "reason", "exec_id"))
+            if key in self.cramped:
+                self.model.retold.add(said["exec_id"])
             if before is not None:
                 self.check("an exec's answer, asked for again", before, result)
                 return
@@ -176,6 +178,8 @@ class Streams(Surface):
         answer = await self.ask("POST", "execs?wait=false", key=self.key, json=body)
         if answer is not None and self.expect(answer, 202):
             self.id = answer.json()["exec_id"]
+            if self.model.full:
+                self.model.retold.add(self.id)
             self.text = self.model.acknowledged(self.kind, self.text)
         elif answer is not None:
             self.forget()
