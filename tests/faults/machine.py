@@ -176,25 +176,16 @@ class Machine:
     async def agree(self, within: float = SETTLE_WITHIN) -> Footprint:
         """Kernel, directories, store and API agree."""
         serving = self.code() is None
-
-        async def agreed() -> Footprint | None:
-            seen = await asyncio.to_thread(self.footprint)
-            found = seen.differences(serving=serving)
-            if serving and not found:
-                found = differing_from_api(seen, await self.listed())
-            self._found = found
-            return None if found else seen
-
-        return await self._until(agreed, within)
-
-    async def _until(self, agreed: Callable[[], Any], within: float) -> Footprint:
         deadline = asyncio.get_running_loop().time() + within
         while True:
-            if seen := await agreed():
-                assert isinstance(seen, Footprint)
+            seen = await asyncio.to_thread(self.footprint)
+            found = seen.differences(serving=serving)
+            if serving and not found and seen.rows != (listed := await self.listed()):
+                found = [f"store: {seen.rows}, API: {listed}"]
+            if not found:
                 return seen
             late = asyncio.get_running_loop().time() > deadline
-            assert not late, f"after {within} s they disagree: {self._found}\n{self.log()[-2000:]}"
+            assert not late, f"after {within} s they disagree: {found}\n{self.log()[-2000:]}"
             await asyncio.sleep(0.05)
 
     async def listed(self) -> dict[str, str]:
@@ -208,10 +199,6 @@ class Machine:
             for id in await self.listed():
                 answer = await http.delete(f"/v1/sandboxes/{id}")
                 assert answer.status_code in (200, 404, 410), answer.text
-
-
-def differing_from_api(seen: Footprint, listed: dict[str, str]) -> list[str]:
-    return [] if seen.rows == listed else [f"store: {seen.rows}, API: {listed}"]
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from capsule.model import MIB, Handle, Limits, SandboxId, SandboxSpec, Template
 from capsule.providers.contract import Box, Provider
 from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
-from capsule.testing.harness import Subject, opened, owned, until
+from capsule.testing.harness import Subject, opened, owned
 from tests.support.crooked_engine import CrookedEngine, crooked
 from tests.support.engine import EngineApi
 from tests.support.images import Images
@@ -70,16 +70,6 @@ async def refused(call: object, *, within: float) -> CapsuleError:
     return caught.value
 
 
-async def test_without_an_engine_opening_fails_at_once(
-    settings: DockerSettings, tmp_path: Path
-) -> None:
-    nowhere = DockerProvider(replace(settings, host=f"unix://{tmp_path}/nothing.sock"))
-    error = await refused(nowhere.open(), within=1)
-    assert isinstance(error, UnavailableError)
-    assert "No such file or directory" in error.message
-    assert error.hint is not None and "systemctl start docker" in error.hint
-
-
 async def test_an_engine_that_goes_down_is_unavailable_at_once_and_back_again(
     provider: DockerProvider, door: CrookedEngine, spec: SandboxSpec
 ) -> None:
@@ -126,24 +116,6 @@ async def test_an_engine_three_seconds_away_still_works(
     async with opened(DockerProvider(replace(settings, patience=1.0))) as provider:
         box = await launched(provider, spec)
         assert await Subject(box).output("echo alive") == "alive"
-
-
-async def test_a_container_that_came_after_its_create_had_timed_out_is_found(
-    settings: DockerSettings, door: CrookedEngine, spec: SandboxSpec
-) -> None:
-    async with opened(DockerProvider(replace(settings, transport="engine"))) as provider:
-        door.on(r"POST containers/create\?name=.*-a$", door.late(14.0))
-        error = await refused(launched(provider, spec), within=14)
-        assert isinstance(error, UnavailableError)
-        assert "did not answer within 12 seconds (create)" in error.message
-        assert await owned(provider) == []
-
-        async def came() -> list[Handle]:
-            return await owned(provider)
-
-        (handle,) = await until(came, what="the container came after all")
-        await provider.discard(handle)
-        assert await owned(provider) == []
 
 
 async def test_a_cancelled_create_is_brought_to_its_end(

@@ -1,4 +1,4 @@
-"""The Engine refuses, hangs, fails, hangs up and takes its time, under a server that runs."""
+"""The Engine refuses, hangs, fails and hangs up, under a server that runs."""
 
 from __future__ import annotations
 
@@ -120,22 +120,6 @@ async def recovered(host: DockerMachine, http: httpx.AsyncClient, kept: str, end
     assert listed[kept] == "running"
     assert ended not in listed, "the delete was carried out in the end"
     assert (await execute(http, kept, "echo fine"))["stdout"] == "fine\n"
-
-
-async def test_an_engine_that_answers_3_seconds_late_is_used(
-    own_nursery: Nursery, docker: Daemon
-) -> None:
-    async with (
-        proxied(own_nursery, docker, DOCKER_TRANSPORT="engine") as (host, proxy),
-        host.http(timeout=60) as http,
-    ):
-        kept = await create(http, **DOCKER)
-        async with unaffected(http):
-            proxy.set(Mode.SLOW)
-            made, result = await asyncio.gather(make(http), execute(http, kept, "echo fine"))
-            assert made.status_code == 201, made.text
-            assert result["stdout"] == "fine\n"
-        proxy.set(Mode.PASS)
 
 
 async def test_a_stream_that_hangs_is_given_up_and_its_box_is_not(
