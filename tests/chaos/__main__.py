@@ -26,8 +26,12 @@ def main() -> int:
     say(f"seed {asked.seed}, {asked.clients} clients, {asked.minutes:g} minutes")
     if not mounts:
         say("left out: a full disk, which takes root to mount one")
-    with servers(asked.user) as nursery:
-        model = asyncio.run(interruptible(nursery, options, mounts=mounts))
+    try:
+        with servers(asked.user) as nursery:
+            model = asyncio.run(interruptible(nursery, options, mounts=mounts))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        say("interrupted: servers and boxes are ended, and their folders removed")
+        return 130
     say(report(model))
     return bool(model.violations)
 

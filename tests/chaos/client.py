@@ -160,7 +160,8 @@ class Client:
                 await surface.verify()
             await self.leave()
         else:
-            await self.dice.choice(self.surfaces).step()
+            due = [surface for surface in self.surfaces if self.model.due(surface.kind)]
+            await self.dice.choice(due or self.surfaces).step()
 
     async def leave(self) -> None:
         """Delete the home; the next step makes another one."""

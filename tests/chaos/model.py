@@ -6,7 +6,6 @@ somebody looks, the value that it would have changed may be the old one or the n
 
 from __future__ import annotations
 
-import random
 import time
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
@@ -62,10 +61,6 @@ class Model:
         default_factory=lambda: defaultdict(lambda: deque(maxlen=SHOWN))
     )
     began: float = field(default_factory=time.monotonic)
-    dice: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.dice = random.Random(f"{self.seed}-lies")
 
     def note(self, name: str, event: str) -> None:
         self.events[name].append(f"{time.monotonic() - self.began:8.3f} {event}")
@@ -81,8 +76,8 @@ class Model:
             self.violated(kind, name, what, expected, seen)
 
     def acknowledged(self, kind: str, value: Any) -> Any:
-        """The value as it is to be recorded. With `lies` sometimes another one."""
-        if not self.lies or self.dice.random() > 0.5:
+        """The value as it is to be recorded; with `lies` another one."""
+        if not self.lies:
             return value
         self.lied[kind] += 1
         return other_than(value)
@@ -100,9 +95,13 @@ class Model:
         """Whether the server lived on for long enough to write down what happened then."""
         return not any(at - INSTANT < kill < at + INSTANT for kill in self.kills)
 
+    def due(self, kind: str) -> bool:
+        """Whether there are to be more operations of this kind; of a liar's there are enough."""
+        return not self.lies or self.lied[kind] < 3
+
     @property
     def lied_enough(self) -> bool:
-        return self.lies and all(self.lied[kind] >= 3 for kind in KINDS)
+        return self.lies and not any(map(self.due, KINDS))
 
     @property
     def full(self) -> bool:

@@ -24,5 +24,5 @@ async def test_what_was_answered_holds_over_a_minute_of_faults(agent_binary: obj
 async def test_a_model_that_was_lied_to_notices_each_kind_of_lie(agent_binary: object) -> None:
     """So the other test can fail. It takes no longer than to tell some lies of each kind."""
     with nursery() as own:
-        model = await run(own, Options(60, seed=1, clients=4, lies=True), mounts=False)
+        model = await run(own, Options(150, seed=1, clients=4, lies=True), mounts=False)
     assert {violation.kind for violation in model.violations} == set(KINDS), report(model)
