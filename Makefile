@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-docker check fmt bench endure wheel agent agent-asan docs pins clean
+.PHONY: help setup run test test-docker check fmt bench chaos endure wheel agent agent-asan docs pins clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -51,6 +51,9 @@ fmt: $(DEV_STAMP)  ## format, and fix what can be fixed
 
 bench: $(DEV_STAMP) $(AGENT)  ## measure, print a table, write bench/results/
 	@$(PY) -m bench.run $(ARGS)
+
+chaos: $(DEV_STAMP) $(AGENT)  ## kill a server under its clients, and check all that it answered; ARGS="--minutes 30 --seed 7"
+	@$(PY) -m tests.chaos $(ARGS)
 
 endure: $(DEV_STAMP) $(AGENT)  ## 1,000 sandboxes in a row, and what grows; ARGS="--count 10000"
 	@$(PY) -m bench.endure $(ARGS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable
 from typing import Any
 
 import httpx
@@ -48,3 +50,40 @@ async def state(http: httpx.AsyncClient, id: str) -> dict[str, Any]:
 
 async def delete(http: httpx.AsyncClient, id: str) -> int:
     return (await http.delete(f"/v1/sandboxes/{id}")).status_code
+
+
+async def works(http: httpx.AsyncClient, id: str) -> bool:
+    """It is usable, or it is gone. Anything else fails the test."""
+    answer = await attempt(http, id, "echo $((6 * 7))")
+    if answer.status_code in (404, 410):
+        return False
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["stdout"] == "42\n"
+    return True
+
+
+async def begun(http: httpx.AsyncClient, id: str) -> bool:
+    """Whether a program that begins with `touch begun` has."""
+    return bool((await execute(http, id, "test -e begun"))["exit_code"] == 0)
+
+
+async def is_failed(http: httpx.AsyncClient, id: str) -> bool:
+    return bool((await state(http, id))["state"] == "failed")
+
+
+async def took(call: Awaitable[Any]) -> float:
+    """How long it took, in seconds."""
+    began = time.monotonic()
+    await call
+    return time.monotonic() - began
+
+
+async def refused(call: Awaitable[httpx.Response], *, within: float = 5.0) -> dict[str, Any]:
+    """As unavailable, soon, and with a word on what to do: the error."""
+    began = time.monotonic()
+    answer = await call
+    assert time.monotonic() - began < within, answer.text
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable"), answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert error["hint"]
+    return error

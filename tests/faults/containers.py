@@ -9,14 +9,20 @@ asks the same questions at its end as `machine.running`, of the Engine instead o
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.footprint import SETTLED, Footprint, differing, look, names_in, processes
+from tests.faults.footprint import (
+    SETTLED,
+    Footprint,
+    differing,
+    look,
+    names_in,
+    processes,
+    records_of,
+)
 from tests.faults.machine import Machine, checked, machine
 from tests.support.engine import Engine, EngineError
 from tests.support.images import Images
@@ -142,12 +148,7 @@ class DockerMachine(Machine):
 
 def docker_rows(base: Path) -> set[str]:
     """The sandboxes in the store that are containers."""
-    path = base / "data/capsule.db"
-    if not path.exists():
-        return set()
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as db:
-        rows = db.execute("SELECT id, body FROM sandboxes").fetchall()
-    return {id for id, body in rows if json.loads(body)["provider"] == "docker"}
+    return {id for id, _, body in records_of(base) if body["provider"] == "docker"}
 
 
 def _folders_in(parent: Path) -> list[str]:

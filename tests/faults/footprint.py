@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -87,7 +87,9 @@ def look(
     """`ignored` are processes of the tests themselves. What began before `since` is not ours
     either: others may have thousands of files open.
     """
-    seen = Footprint(rows=rows_of(base), boxes=boxes_of(base), views=views_of(base))
+    records = records_of(base)
+    seen = Footprint(rows={id: state for id, state, _ in records}, views=views_of(base))
+    seen.boxes = {id: body.get("box_id") or id for id, _, body in records}
     seen.folders = set(names_in(base / "run/boxes"))
     suffix = f"-{instance(base)}"
     seen.disks = {name.removesuffix(suffix) for name in names_in(base / "data/boxes")}
@@ -102,21 +104,14 @@ def look(
     return seen
 
 
-def rows_of(base: Path) -> dict[str, str]:
+def records_of(base: Path) -> list[tuple[str, str, dict[str, Any]]]:
+    """Of each sandbox in the store its id, its state and its body."""
     path = base / "data/capsule.db"
     if not path.exists():
-        return {}
+        return []
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as db:
-        return dict(db.execute("SELECT id, state FROM sandboxes").fetchall())
-
-
-def boxes_of(base: Path) -> dict[str, str]:
-    path = base / "data/capsule.db"
-    if not path.exists():
-        return {}
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as db:
-        rows = db.execute("SELECT id, body FROM sandboxes").fetchall()
-    return {id: json.loads(body).get("box_id") or id for id, body in rows}
+        rows = db.execute("SELECT id, state, body FROM sandboxes").fetchall()
+    return [(id, state, json.loads(body)) for id, state, body in rows]
 
 
 def views_of(base: Path) -> set[str]:

@@ -176,25 +176,16 @@ class Machine:
     async def agree(self, within: float = SETTLE_WITHIN) -> Footprint:
         """Kernel, directories, store and API agree."""
         serving = self.code() is None
-
-        async def agreed() -> Footprint | None:
-            seen = await asyncio.to_thread(self.footprint)
-            found = seen.differences(serving=serving)
-            if serving and not found:
-                found = differing_from_api(seen, await self.listed())
-            self._found = found
-            return None if found else seen
-
-        return await self._until(agreed, within)
-
-    async def _until(self, agreed: Callable[[], Any], within: float) -> Footprint:
         deadline = asyncio.get_running_loop().time() + within
         while True:
-            if seen := await agreed():
-                assert isinstance(seen, Footprint)
+            seen = await asyncio.to_thread(self.footprint)
+            found = seen.differences(serving=serving)
+            if serving and not found and seen.rows != (listed := await self.listed()):
+                found = [f"store: {seen.rows}, API: {listed}"]
+            if not found:
                 return seen
             late = asyncio.get_running_loop().time() > deadline
-            assert not late, f"after {within} s they disagree: {self._found}\n{self.log()[-2000:]}"
+            assert not late, f"after {within} s they disagree: {found}\n{self.log()[-2000:]}"
             await asyncio.sleep(0.05)
 
     async def listed(self) -> dict[str, str]:
@@ -208,10 +199,6 @@ class Machine:
             for id in await self.listed():
                 answer = await http.delete(f"/v1/sandboxes/{id}")
                 assert answer.status_code in (200, 404, 410), answer.text
-
-
-def differing_from_api(seen: Footprint, listed: dict[str, str]) -> list[str]:
-    return [] if seen.rows == listed else [f"store: {seen.rows}, API: {listed}"]
 
 
 @asynccontextmanager
@@ -272,10 +259,11 @@ async def machine(
     try:
         yield made
     finally:
-        await clear_away(made)
+        await end_all(made)
+        await asyncio.to_thread(shutil.rmtree, base, ignore_errors=True)
 
 
-async def clear_away(machine: Machine) -> None:
+async def end_all(machine: Machine) -> None:
     """Also after a test that failed halfway: a last server removes what is left."""
     if machine.pid:
         machine.env["CAPSULE_DRAIN"] = "delete"
@@ -289,4 +277,3 @@ async def clear_away(machine: Machine) -> None:
                 await machine.stop()
         if machine.code() is None:
             await machine.kill()
-    await asyncio.to_thread(shutil.rmtree, machine.base, ignore_errors=True)

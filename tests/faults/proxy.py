@@ -17,7 +17,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
-LATE = 3.0
 CHUNK = 65536
 _REQUEST = re.compile(rb"[A-Z]+ /")  # what else comes is of a stream that the Engine lent out
 
@@ -27,7 +26,6 @@ class Mode(StrEnum):
     HANG = "accepts, and never answers"
     ERROR = "answers 500"
     CUT = "hangs up in the middle of an answer"
-    SLOW = "answers 3 seconds late"
 
 
 class Proxy:
@@ -107,7 +105,7 @@ class _Connection:
         self._proxy = proxy
         self._client_reader, self._client = client_reader, client
         self._engine_reader, self._engine = engine_reader, engine
-        self._arrived: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        self._arrived: asyncio.Queue[bytes] = asyncio.Queue()
         self._was_held = False
 
     async def run(self) -> None:
@@ -158,14 +156,12 @@ class _Connection:
         while data:
             data = await self._engine_reader.read(CHUNK)
             self._proxy.carried_out += self._was_held
-            self._arrived.put_nowait((asyncio.get_running_loop().time(), data))
+            self._arrived.put_nowait(data)
 
     async def _down(self) -> None:
         while True:
-            at, data = await self._arrived.get()
+            data = await self._arrived.get()
             await self._unless_it_hangs()
-            if self._proxy.mode is Mode.SLOW:
-                await asyncio.sleep(at + LATE - asyncio.get_running_loop().time())
             if self._proxy.mode is Mode.CUT:
                 data = data[: len(data) // 2]
             self._client.write(data)

@@ -9,10 +9,19 @@ import shutil
 import signal
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.faults.calls import attempt, create, delete, execute, finished, start, state
+from tests.faults.calls import (
+    attempt,
+    begun,
+    create,
+    delete,
+    execute,
+    finished,
+    is_failed,
+    start,
+    state,
+)
 from tests.faults.footprint import names_in, processes
 from tests.faults.machine import Machine, checked, machine, running
 from tests.support import eventually, free_port
@@ -44,10 +53,7 @@ async def test_a_box_that_was_killed_is_failed_within_5_seconds(
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
 
-        async def failed() -> bool:
-            return bool((await state(http, id))["state"] == "failed")
-
-        await eventually(failed, what="failed", within=5.0)
+        await eventually(lambda: is_failed(http, id), what="failed", within=5.0)
         assert (await state(http, id))["reason"]
         cut = await running_exec
         assert cut.status_code == 503, "an exec in a box that died has no result"
@@ -57,22 +63,6 @@ async def test_a_box_that_was_killed_is_failed_within_5_seconds(
         await host.agree()
         assert await delete(http, id) == 200
         assert (await execute(http, other, "echo fine"))["stdout"] == "fine\n"
-
-
-async def begun(http: httpx.AsyncClient, id: str) -> bool:
-    return bool((await execute(http, id, "test -e begun"))["exit_code"] == 0)
-
-
-async def test_nobody_asking_a_dead_box_is_failed_all_the_same(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as host:
-        async with host.http() as http:
-            id = await create(http)
-        os.kill(victims(host, id, "keeper")[0], signal.SIGKILL)
-
-        async def failed() -> bool:
-            return (await host.listed())[id] == "failed"
-
-        await eventually(failed, what="failed", within=5.0)
 
 
 async def test_boxes_killed_while_no_server_runs(own_nursery: Nursery) -> None:

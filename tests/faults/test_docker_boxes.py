@@ -11,7 +11,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from tests.faults.calls import attempt, create, delete, execute, state
+from tests.faults.calls import attempt, begun, create, delete, execute, is_failed, state
 from tests.faults.containers import SOONER, TRANSPORTS, DockerMachine, containers, unstarted
 from tests.faults.daemon import Daemon
 from tests.faults.machine import checked
@@ -42,14 +42,6 @@ ENDS = [kill_pid_1, kill_container, stop_container, remove_container]
 
 async def several(http: httpx.AsyncClient, count: int) -> list[str]:
     return list(await asyncio.gather(*(create(http, template="shell") for _ in range(count))))
-
-
-async def begun(http: httpx.AsyncClient, id: str) -> bool:
-    return bool((await execute(http, id, "test -e begun"))["exit_code"] == 0)
-
-
-async def is_failed(http: httpx.AsyncClient, id: str) -> bool:
-    return bool((await state(http, id))["state"] == "failed")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -10,7 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.calls import attempt, create, delete, execute, finished, start, state
+from tests.faults.calls import (
+    attempt,
+    begun,
+    create,
+    delete,
+    execute,
+    finished,
+    refused,
+    start,
+    state,
+)
 from tests.faults.containers import TRANSPORTS, containers, unstarted
 from tests.faults.daemon import Daemon
 from tests.faults.machine import checked
@@ -21,17 +31,6 @@ from tests.support.nursery import Nursery
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
 
 COUNTING = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.05; done"
-
-
-async def refused(call: Awaitable[httpx.Response]) -> dict[str, Any]:
-    """At once and with a word on what to do: the error."""
-    began = time.monotonic()
-    answer = await call
-    assert time.monotonic() - began < 5.0, answer.text
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable"), answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    assert error["hint"]
-    return error
 
 
 def make(http: httpx.AsyncClient, **body: Any) -> Awaitable[httpx.Response]:
@@ -79,7 +78,7 @@ async def test_a_daemon_killed_while_programs_run(
         await refused(http.delete(f"/v1/sandboxes/{ended}"))
         if transport == "engine":
             assert "does not answer" in (await refused(attempt(http, kept, "true")))["message"]
-            assert "does not answer" in (await refused(answer_of(waiting)))["message"]
+            assert "does not answer" in (await refused(waiting))["message"]
         else:
             assert (await execute(http, kept, "echo fine"))["stdout"] == "fine\n"
             assert (await waiting).json()["stdout"] == "done\n"
@@ -100,14 +99,6 @@ async def test_a_daemon_killed_while_programs_run(
         assert await delete(http, await create(http, template="shell")) == 200
 
 
-async def begun(http: httpx.AsyncClient, id: str) -> bool:
-    return bool((await execute(http, id, "test -e begun"))["exit_code"] == 0)
-
-
-async def answer_of(task: asyncio.Task[httpx.Response]) -> httpx.Response:
-    return await task
-
-
 @pytest.mark.timeout(180)  # the Engine is started five times, beside other tests slowly
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_daemon_killed_during_creates_and_deletes(
@@ -124,9 +115,9 @@ async def test_a_daemon_killed_during_creates_and_deletes(
         for part in range(5):
             leaving = await create(http, template="shell")
             calls = [
-                asyncio.create_task(answer_to(make(http))),
-                asyncio.create_task(answer_to(make(http))),
-                asyncio.create_task(answer_to(http.delete(f"/v1/sandboxes/{leaving}"))),
+                asyncio.ensure_future(make(http)),
+                asyncio.ensure_future(make(http)),
+                asyncio.ensure_future(http.delete(f"/v1/sandboxes/{leaving}")),
             ]
             await asyncio.wait(calls, timeout=duration * part / 5)
             docker.kill()
@@ -136,10 +127,6 @@ async def test_a_daemon_killed_during_creates_and_deletes(
             await host.agree(within=20.0)
             await host.delete_all()
         assert docker.api.containers() == []
-
-
-async def answer_to(call: Awaitable[httpx.Response]) -> httpx.Response:
-    return await call
 
 
 async def test_a_server_whose_daemon_is_down_says_so_and_does_not_start(

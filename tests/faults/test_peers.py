@@ -16,6 +16,7 @@ from websockets.asyncio.client import connect
 from capsule.edge import body, server
 from tests.faults.calls import create, execute, finished, start
 from tests.faults.machine import Machine, checked, machine, running
+from tests.support import eventually
 from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
@@ -90,42 +91,38 @@ async def test_a_client_that_reads_nothing_is_let_go(own_nursery: Nursery) -> No
 
 
 async def descriptors_fall_to(host: Machine, count: int) -> None:
-    deadline = time.monotonic() + 20
-    while host.descriptors() > count:
-        assert time.monotonic() < deadline, f"still {host.descriptors()}, were {count}"
-        await asyncio.sleep(0.05)
+    await eventually(lambda: host.descriptors() <= count, what="they are closed", within=20)
 
 
-async def test_an_upload_that_stalls_is_closed_and_leaves_no_trace(own_nursery: Nursery) -> None:
-    async with hurried(own_nursery) as host, host.http() as http:
-        id = await create(http)
-        path = f"/v1/sandboxes/{id}/files/workspace/file"
-        reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
-        head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n"
-        writer.write(head.encode() + bytes(100_000))
-        answer = await asyncio.wait_for(reader.read(), 20)
-        assert b" 408 " in answer.splitlines()[0]
-        writer.close()
-        assert (await execute(http, id, "ls -A"))["stdout"] == ""
+def upload(id: str, content: bytes = b"") -> bytes:
+    """The beginning of one that says to be longer."""
+    path = f"/v1/sandboxes/{id}/files/workspace/file"
+    head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n"
+    return head.encode() + content
 
 
-async def test_an_upload_that_drips_is_closed(own_nursery: Nursery) -> None:
+async def no_trace(http: httpx.AsyncClient, id: str) -> bool:
+    return bool((await execute(http, id, "ls -A"))["stdout"] == "")
+
+
+@pytest.mark.parametrize("drip", [b"", b"x"], ids=["stalls", "drips"])
+async def test_an_upload_that_makes_no_headway_is_closed_and_leaves_no_trace(
+    own_nursery: Nursery, drip: bytes
+) -> None:
     """A byte now and then is no headway."""
     async with hurried(own_nursery) as host, host.http() as http:
         id = await create(http)
-        path = f"/v1/sandboxes/{id}/files/workspace/file"
         reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
-        head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n"
-        writer.write(head.encode())
+        writer.write(upload(id, b"" if drip else bytes(100_000)))
         answer = asyncio.create_task(reader.read())
         began = time.monotonic()
         while not answer.done():
             assert time.monotonic() - began < 20
-            writer.write(b"x")
+            writer.write(drip)
             await asyncio.wait({answer}, timeout=0.1)
         assert b" 408 " in answer.result().splitlines()[0]
         writer.close()
-        assert (await execute(http, id, "ls -A"))["stdout"] == ""
+        assert await no_trace(http, id)
 
 
 async def test_an_upload_whose_sender_vanishes_leaves_no_trace(own_nursery: Nursery) -> None:
@@ -133,18 +130,10 @@ async def test_an_upload_whose_sender_vanishes_leaves_no_trace(own_nursery: Nurs
         id = await create(http)
         for amount in (0, 1, 70_000, 3 * MIB):
             _, writer = await asyncio.open_connection("127.0.0.1", host.port)
-            path = f"/v1/sandboxes/{id}/files/workspace/file"
-            head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n"
-            writer.write(head.encode() + bytes(amount))
+            writer.write(upload(id, bytes(amount)))
             await writer.drain()
             writer.transport.abort()
-
-        async def nothing() -> bool:
-            return bool((await execute(http, id, "ls -A"))["stdout"] == "")
-
-        deadline = time.monotonic() + 10
-        while not await nothing():
-            assert time.monotonic() < deadline
+        await eventually(lambda: no_trace(http, id), what="no trace is left")
 
 
 async def test_peers_that_say_nothing_are_closed(own_nursery: Nursery) -> None:
@@ -220,6 +209,4 @@ async def test_an_exec_whose_caller_vanishes_goes_on(own_nursery: Nursery) -> No
         async def all_done() -> bool:
             return bool((await execute(http, id, "cat done"))["stdout"].split() == list("01234"))
 
-        deadline = time.monotonic() + 10
-        while not await all_done():
-            assert time.monotonic() < deadline
+        await eventually(all_done, what="all have ended")

@@ -7,6 +7,7 @@ import os
 import httpx
 import pytest
 
+from tests.faults.calls import execute
 from tests.faults.machine import Machine, running
 from tests.support import eventually
 from tests.support.nursery import Nursery
@@ -34,17 +35,15 @@ async def create(http: httpx.AsyncClient) -> str:
     return str(made.json()["id"])
 
 
-async def answers(http: httpx.AsyncClient, id: str) -> bool:
-    ran = await http.post(f"/v1/sandboxes/{id}/execs", json={"cmd": ["true"]})
-    return bool(ran.json()["exit_code"] == 0)
-
-
 def with_pool(machine: Machine, size: int) -> None:
     machine.env["CAPSULE_POOL_MIN"] = str(size)
     machine.env["CAPSULE_POOL_TEMPLATES"] = "bash"
 
 
-async def test_a_killed_server_leaves_no_ready_boxes(own_nursery: Nursery) -> None:
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_a_server_that_ends_leaves_no_ready_boxes_and_keeps_sandboxes(
+    own_nursery: Nursery, how: str
+) -> None:
     async with running(own_nursery) as machine, machine.http() as http:
         assert await machine.stop() == 0
         with_pool(machine, READY)
@@ -55,29 +54,15 @@ async def test_a_killed_server_leaves_no_ready_boxes(own_nursery: Nursery) -> No
         await http.post(f"/v1/sandboxes/{id}/reset")
         await filled(http)
         assert len(boxes(machine)) == READY + 1
-        await machine.kill()
-        assert len(boxes(machine)) >= READY + 1  # they outlive it
+        if how == "killed":
+            await machine.kill()
+            assert len(boxes(machine)) >= READY + 1  # they outlive it
+        else:
+            assert await machine.stop() == 0
+            assert len(boxes(machine)) == 1
         with_pool(machine, 0)
         await machine.start()
         assert len(boxes(machine)) == 1
-        assert await answers(http, id)
+        assert (await execute(http, id, "true"))["exit_code"] == 0
         await http.delete(f"/v1/sandboxes/{id}")
         assert boxes(machine) == set()
-
-
-async def test_a_stopped_server_takes_its_pool_along_and_keeps_sandboxes(
-    own_nursery: Nursery,
-) -> None:
-    async with running(own_nursery) as machine, machine.http() as http:
-        assert await machine.stop() == 0
-        with_pool(machine, READY)
-        await machine.start()
-        await filled(http)
-        id = await create(http)
-        await filled(http)
-        assert await machine.stop() == 0
-        assert len(boxes(machine)) == 1
-        with_pool(machine, 0)
-        await machine.start()
-        assert await answers(http, id)
-        await http.delete(f"/v1/sandboxes/{id}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -68,13 +66,3 @@ def test_a_playgrounds_container_goes_on_after_a_kill(home: dict[str, str]) -> N
         assert (
             ask(server, "execute", code="ls", filename="x.sh")["output"] == "kept\nnew.sh\nx.sh\n"
         )
-
-
-def test_a_stop_removes_containers_if_configured_so(home: dict[str, str]) -> None:
-    with real_server(**home, DRAIN="delete") as server:
-        ask(server, "container", template="bash")
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(15) == 0
-        assert list(Path(home["RUN_DIR"], "boxes").iterdir()) == []
-    with real_server(**home) as server:
-        assert not ask(server, "container", template="bash")["existing"]

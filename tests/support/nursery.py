@@ -131,6 +131,7 @@ OWN = OwnNursery()
 def nursery(user: User | None = None) -> Iterator[Nursery]:
     """Its servers run as `user`, or as whoever runs the tests."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes["start_new_session"] = True  # Ctrl-C is for those who clean up with its help
     # The source is handed over as text: an ordinary user may not be allowed to read this tree.
     if user is None:
         argv = [sys.executable, "-c", _MAIN]

@@ -13,6 +13,7 @@ import pytest
 
 from capsule.errors import (
     CapacityError,
+    NoSpaceError,
     NotSupportedError,
 )
 from capsule.model import Isolation
@@ -181,3 +182,33 @@ async def test_what_one_tenant_keeps_pushes_out_nothing_of_others(folder: Path) 
         left = [len(await sessions.artifacts(ME, f"s{each}")) for each in range(1, 6)]
         assert left == [0, 0, 1, 1, 1]
         assert [bool(each.kept) for each in await sessions.list(ME)] == [False] * 2 + [True] * 3
+
+
+async def test_files_that_cannot_be_removed_stay_with_their_session(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a snapshot that nobody has: the delete fails, and can be asked for again."""
+
+    async def full(name: str, tenant: str) -> None:
+        raise NoSpaceError("no space left for the server's records")
+
+    async with serving(folder) as service, sitting(service) as sessions:
+        await sessions.create(ME, BASH)
+        await sessions.close(ME, "s")
+        with monkeypatch.context() as patched:
+            patched.setattr(service.snapshots, "delete", full)
+            with pytest.raises(NoSpaceError):
+                await sessions.delete(ME, "s")
+        assert (await sessions.get(ME, "s")).phase is Phase.CLOSED
+        await sessions.delete(ME, "s")
+        assert service.snapshots.list(ME) == []
+
+
+async def test_what_a_deleted_session_has_left_goes_at_the_start(folder: Path) -> None:
+    async with serving(folder) as service, sitting(service) as sessions:
+        made = await sessions.create(ME, BASH)
+        left = await sessions._kept.keep(made, 0.0)  # as by a close that was cut off
+        await sessions.delete(ME, "s")
+        assert [each.name for each in service.snapshots.list(ME)] == [left.name]
+    async with serving(folder) as service, sitting(service):
+        assert service.snapshots.list(ME) == []

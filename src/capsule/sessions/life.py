@@ -138,10 +138,13 @@ class Life:
         return await self._closed(session, reason)
 
     async def delete(self, session: Session) -> Session:
-        """End its sandbox and remove its files. Called in its turn."""
+        """End its sandbox and remove its files. Called in its turn.
+
+        Raises what keeps its files from being removed; then it can be deleted again.
+        """
         if session.sandbox_id:
             await self._end(session.sandbox_id)
-        await self._files.drop(session, session.kept)
+        await self._files.remove(session, session.kept)
         deleted = replace(
             _without_sandbox(session, "it was deleted"),
             phase=Phase.DELETED,

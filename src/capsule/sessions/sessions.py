@@ -108,7 +108,8 @@ class Sessions:
         await self._executions.open()
         for session in await self._ledger.list(phase=Phase.OPENING):
             await self._life.recover(session)
-        await self._kept.sweep(await self._ledger.list())
+        deleted = await self._ledger.list(phase=Phase.DELETED)
+        await self._kept.sweep([*await self._ledger.list(), *deleted])
         self._tasks.spawn(self._sweep.forever(), "sweep sessions")
 
     async def aclose(self) -> None:

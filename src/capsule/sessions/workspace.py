@@ -88,22 +88,27 @@ class Workspaces:
             await asyncio.to_thread(file.close)
 
     async def drop(self, session: Session, kept: Kept | None) -> None:
-        if kept is None:
-            return
+        """What cannot be removed now is left to `sweep`."""
         try:
-            if kept.how == "snapshot":
-                await self._service.snapshots.delete(kept.name, session.tenant)
-            else:
-                await asyncio.to_thread((self._folder / kept.name).unlink, missing_ok=True)
-                self.archives.pop(kept.name, None)
-        except NotFoundError:
-            pass  # somebody else has removed the snapshot
+            await self.remove(session, kept)
         except (CapsuleError, OSError) as error:
-            log.warning("files of a session not removed", name=kept.name, reason=str(error))
+            log.warning(
+                "files of a session not removed", name=kept and kept.name, reason=str(error)
+            )
+
+    async def remove(self, session: Session, kept: Kept | None) -> None:
+        """Raises what keeps it from being removed."""
+        if kept is not None and kept.how == "snapshot":
+            with contextlib.suppress(NotFoundError):  # somebody else has removed it
+                await self._service.snapshots.delete(kept.name, session.tenant)
+        elif kept is not None:
+            with host_errors(f"cannot remove files in {self._folder}"):
+                await asyncio.to_thread((self._folder / kept.name).unlink, missing_ok=True)
+            self.archives.pop(kept.name, None)
 
     async def sweep(self, sessions: Sequence[Session]) -> None:
-        """Remove what none of them has: of a server that was killed in between. At the start, when
-        nothing is being made."""
+        """Remove what none of them has, deleted ones among them: of a server that was killed in
+        between, or had no space to do so. At the start, when nothing is being made."""
         kept = {each.kept.name for each in sessions if each.kept}
         await asyncio.to_thread(self._sweep, kept)
         known = {(each.tenant, each.uid): each for each in sessions}
