@@ -7,6 +7,7 @@ takes.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ class Nursery:
         self.process = process
         self.user = user
         self._asking = threading.Lock()
+        self._numbers = itertools.count()
 
     def serve(self, log: Path, **request: Any) -> int:
         """The pid of a server that begins, and writes to this file."""
@@ -48,10 +50,13 @@ class Nursery:
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
         with self._asking:
-            self.process.stdin.write(json.dumps(request) + "\n")
+            number = next(self._numbers)
+            self.process.stdin.write(json.dumps({"n": number, **request}) + "\n")
             self.process.stdin.flush()
-            answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
+            while True:
+                answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+                if answer["n"] == number:  # not the answer to a test that its timeout has ended
+                    return answer
 
 
 def umask() -> int:

@@ -1,7 +1,7 @@
 """The program behind `nursery.py`: imports Capsule once, then forks a `capsule` for each request.
 
-    stdin    {"do": "start", "argv", "env", "cwd", "streams", "umask", …}  →  {"pid"}
-             {"do": "code", "pid"}                                 →  {"code"}, null while it runs
+    stdin    {"n", "do": "start", "argv", "env", "cwd", "streams", "umask", …}  →  {"n", "pid"}
+             {"n", "do": "code", "pid"}                      →  {"n", "code"}, null while it runs
 
 A server that begins here is one that `capsule serve` would have begun, half a second later. What
 is added for those who ask for it is one thread, which tells what cannot be seen from outside
@@ -67,7 +67,7 @@ def main() -> None:
             answer: dict[str, Any] = {"pid": begin(request)}
         else:
             answer = {"code": codes.get(request["pid"])}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps({"n": request["n"], **answer}), flush=True)
 
 
 def begin(request: dict[str, Any]) -> int:
