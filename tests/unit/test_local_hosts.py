@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.folders import server_folder
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("as_root")]
+pytestmark = [pytest.mark.real, pytest.mark.needs("root", "landlock", "e2fsprogs")]
 
 # In a process of its own, since what is odd stays with it. Two boxes: the second has a disk that
 # was made ahead.
@@ -59,7 +59,7 @@ def folder() -> Iterator[Path]:
 def launched(
     folder: Path, agent: Path, *, after: str = "", root: str = "host", without: int = -1
 ) -> list[str]:
-    """What boxes say, launched in a mount namespace of its own, `after` that command."""
+    """What two boxes print that are launched in a new mount namespace, after that command."""
     launch = [sys.executable, "-c", LAUNCH, str(folder), str(agent), root, str(without)]
     command = ["unshare", "-m", "sh", "-ec", f'{after or ":"}; exec $wrap "$@"', "sh", *launch]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

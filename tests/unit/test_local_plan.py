@@ -1,4 +1,4 @@
-"""The launch request. What is asserted here is what stands between a program and the host."""
+"""The launch request: what stands between a program and the host."""
 
 from __future__ import annotations
 
@@ -113,65 +113,48 @@ def test_the_request_as_root() -> None:
     }
 
 
-def test_the_root_comes_first_and_is_read_only() -> None:
-    assert namespaces()["mounts"][0] == {
-        "type": "bind",
-        "from": "/data/roots/host-1",
-        "to": "",
-        "ro": True,
-    }
-
-
-def test_only_the_disk_the_terminals_and_shared_memory_are_writable() -> None:
-    writable = [
-        each["to"]
-        for each in namespaces()["mounts"]
-        if not each.get("ro") and each["type"] not in ("mask", "ro", "proc") and not each.get("dev")
-    ]
-    assert writable == ["dev/pts", "dev/shm", "workspace", "tmp", "var/tmp", "root"]
-
-
-def test_devices_are_the_harmless_six() -> None:
-    devices = [each["from"] for each in namespaces()["mounts"] if each.get("dev")]
+def test_what_a_box_sees_of_the_host_and_may_write() -> None:
+    request = namespaces()
+    mounts = request["mounts"]
+    root = {"type": "bind", "from": "/data/roots/host-1", "to": "", "ro": True}
+    assert mounts[0] == root
+    devices = [each["from"] for each in mounts if each.get("dev")]
     assert sorted(devices) == [
         "/dev/full", "/dev/null", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero",
     ]  # fmt: skip
-
-
-def test_nothing_of_the_host_is_bound_but_usr_and_what_we_made() -> None:
-    sources = {each["from"] for each in namespaces()["mounts"] if each["type"] == "bind"}
+    sources = {each["from"] for each in mounts if each["type"] == "bind"}
     foreign = {s for s in sources if not s.startswith(("/data/roots/", "/run/capsule/views/"))}
-    assert {s for s in foreign if not s.startswith("/dev/")} == {"/usr"}
+    assert foreign - set(devices) == {"/usr"}
+    writable = [
+        each["to"]
+        for each in mounts
+        if not each.get("ro") and each["type"] not in ("mask", "ro", "proc") and not each.get("dev")
+    ]
+    assert writable == ["dev/pts", "dev/shm", "workspace", "tmp", "var/tmp", "root"]
+    rules = request["landlock"]["rules"]  # behind the mounts
+    assert ["/", "rx"] in rules
+    assert sorted(path for path, kind in rules if kind == "rw") == [
+        "/dev/shm", "/root", "/tmp", "/var/tmp", "/workspace",
+    ]  # fmt: skip
+    assert namespaces(facts(abi=0))["landlock"] is None
 
 
-@pytest.mark.parametrize("name", ["kcore", "keys", "sysrq-trigger", "timer_list", "kallsyms"])
-def test_what_tells_of_the_kernel_is_masked(name: str) -> None:
-    assert name in plan.MASKED
-
-
-@pytest.mark.parametrize("name", ["sys", "bus", "fs", "irq"])
-def test_what_steers_the_kernel_is_read_only(name: str) -> None:
-    assert name in plan.READ_ONLY
-
-
-def test_masks_come_after_the_proc_they_cover() -> None:
+def test_what_of_proc_is_masked_and_read_only() -> None:
+    assert {"kcore", "keys", "sysrq-trigger", "timer_list", "kallsyms"} <= set(plan.MASKED)
+    assert {"sys", "bus", "fs", "irq"} <= set(plan.READ_ONLY)
     order = [(each["type"], each["to"]) for each in namespaces()["mounts"]]
-    covers = [n for n, (kind, to) in enumerate(order) if to.startswith("proc/")]
+    covers = [n for n, (_, to) in enumerate(order) if to.startswith("proc/")]
     assert covers and min(covers) > order.index(("proc", "proc"))
 
 
 def test_what_is_masked_has_no_file_system_of_its_own() -> None:
     """A file is /dev/null, a folder one that is empty, the same for all boxes."""
-    masked = [
-        m for name in plan._present(plan.MASKED) if (m := mount(namespaces(), f"proc/{name}"))
-    ]
-    folders = [m for m in masked if os.path.isdir(f"/{m['to']}")]
+    request = namespaces()
+    masked = [mount(request, f"proc/{name}") for name in plan._present(plan.MASKED)]
+    folders = [each for each in masked if os.path.isdir(f"/{each['to']}")]
     assert folders and len(masked) > len(folders)
-    for each in masked:
-        if each in folders:
-            assert each["from"].startswith("/run/capsule/views/")
-        else:
-            assert "from" not in each
+    assert all(each["from"].startswith("/run/capsule/views/") for each in folders)
+    assert not any("from" in each for each in masked if each not in folders)
 
 
 def test_every_tmpfs_is_sized() -> None:
@@ -189,18 +172,6 @@ def test_an_image_is_laid_under_the_skeleton() -> None:
         "lower": ["/data/roots/image-1", "/data/im\\:ages/b", "/data/images/a"],
         "options": "userxattr",
     }
-
-
-def test_landlock_stands_behind_the_mounts() -> None:
-    rules = namespaces()["landlock"]["rules"]
-    assert ["/", "rx"] in rules
-    assert sorted(path for path, kind in rules if kind == "rw") == [
-        "/dev/shm",
-        "/root",
-        "/tmp",
-        "/var/tmp",
-        "/workspace",
-    ]
 
 
 def test_a_home_is_the_workspace_by_a_second_name() -> None:
@@ -221,10 +192,6 @@ def test_a_home_is_the_workspace_by_a_second_name() -> None:
     assert "user namespaces" in mapped["no_root"] and "no_root" not in request
 
 
-def test_an_old_kernel_goes_without_landlock() -> None:
-    assert namespaces(facts(abi=0))["landlock"] is None
-
-
 def test_an_ordinary_user_has_one_mapping() -> None:
     request = namespaces(facts(root=False))
     assert request["user"] == {"mode": "single"}
@@ -243,71 +210,49 @@ def test_landlock_alone_sees_its_own_directories_and_the_system() -> None:
     request = landlock()
     rules = dict(request["landlock"]["rules"])
     assert {path for path, kind in rules.items() if kind == "rw"} == {
-        "/data/boxes/k3v9/workspace",
-        "/data/boxes/k3v9/tmp",
-        "/data/boxes/k3v9/var-tmp",
+        f"/data/boxes/k3v9/{name}" for name in ("workspace", "tmp", "var-tmp")
     }
     assert rules["/usr"] == "rx"
     for path in ("/", "/etc", "/proc", "/sys", "/home", "/root", "/run", "/dev", "/var", "/tmp"):
         assert path not in rules
-
-
-def test_landlock_alone_maps_the_paths_of_the_api() -> None:
-    request = landlock()
     assert ["/workspace", "/data/boxes/k3v9/workspace"] in request["paths"]
     assert "mounts" not in request and "stage" not in request
 
 
-def test_landlock_as_root_runs_programs_as_a_uid_of_their_own() -> None:
+def test_landlock_alone_runs_programs_as_another_user_if_it_can() -> None:
     assert landlock()["user"]["mode"] == "uid"
-
-
-def test_landlock_as_a_user_runs_programs_as_that_user() -> None:
     request = landlock(facts(root=False))
     assert (request["user"], request["uid"]) == ({"mode": "none"}, 1234)
     assert "nproc" not in request["rlimits"], "it would count all that the user runs"
 
 
-def test_without_a_memory_cgroup_each_process_is_limited() -> None:
+def test_a_memory_backed_disk_is_charged_as_memory() -> None:
+    disk = {"kind": "tmpfs", "size": GIB, "inodes": 1}
+    request = namespaces(disk=disk)
+    assert request["cgroups"][0]["set"] == [["memory.limit_in_bytes", str(GIB + 512 * MIB)]]
+    assert request["rlimits"]["data"] == 512 * MIB
     assert namespaces(facts(groups=NO_GROUPS))["rlimits"]["data"] == Limits().memory
 
 
-def test_a_memory_backed_disk_is_charged_as_memory() -> None:
-    request = namespaces(disk={"kind": "tmpfs", "size": GIB, "inodes": 1})
-    assert request["cgroups"][0]["set"] == [["memory.limit_in_bytes", str(GIB + 512 * MIB)]]
-    assert request["rlimits"]["data"] == 512 * MIB
-
-
-def missing(host: Facts, level: Isolation, backing: str) -> set[str]:
-    return {each.what for each in unenforced(host, level, backing)}
-
-
-def test_root_with_cgroups_and_images_enforces_everything() -> None:
-    assert missing(facts(), Isolation.NAMESPACES, "loop") == set()
-
-
-def test_a_memory_backed_disk_says_that_memory_is_shared() -> None:
-    assert missing(facts(), Isolation.NAMESPACES, "tmpfs") == {"memory"}
-
-
-def test_without_cgroups_a_user_is_told_what_does_not_hold() -> None:
-    host = facts(root=False, groups=NO_GROUPS)
-    assert missing(host, Isolation.NAMESPACES, "tmpfs") == {"memory", "cpus"}
-    assert missing(host, Isolation.LANDLOCK, "dir") == {
-        "memory", "cpus", "processes", "disk", "inodes",
-    }  # fmt: skip
-
-
-def test_every_gap_comes_with_a_reason_and_a_fix() -> None:
-    host = facts(root=False, groups=NO_GROUPS)
-    for gap in unenforced(host, Isolation.LANDLOCK, "dir"):
-        assert gap.why and gap.fix, gap
+@pytest.mark.parametrize(
+    ("root", "level", "backing", "gaps"),
+    [
+        (True, Isolation.NAMESPACES, "loop", set()),
+        (True, Isolation.NAMESPACES, "tmpfs", {"memory"}),  # shared with the disk
+        (False, Isolation.NAMESPACES, "tmpfs", {"memory", "cpus"}),
+        (False, Isolation.LANDLOCK, "dir", {"memory", "cpus", "processes", "disk", "inodes"}),
+    ],
+)
+def test_limits_that_do_not_hold_are_named_with_a_reason_and_a_fix(
+    root: bool, level: Isolation, backing: str, gaps: set[str]
+) -> None:
+    host = facts() if root else facts(root=False, groups=NO_GROUPS)
+    found = unenforced(host, level, backing)
+    assert {gap.what for gap in found} == gaps
+    assert all(gap.why and gap.fix for gap in found)
 
 
 def test_the_strongest_level_that_works_is_taken() -> None:
     assert facts().strongest() is Isolation.NAMESPACES
-    no_namespaces = Facts(
-        **{f: getattr(facts(), f) for f in Facts.__slots__}
-        | {"tries": {**facts().tries, "userns": Try(False)}}
-    )
-    assert no_namespaces.strongest() is Isolation.LANDLOCK
+    without = {**facts().tries, "userns": Try(False)}
+    assert replace(facts(), tries=without).strongest() is Isolation.LANDLOCK

@@ -38,23 +38,16 @@ def test_an_unknown_name_lists_the_known_ones(config: Config) -> None:
     assert "local" in (caught.value.hint or "")
 
 
-def announce(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    points = EntryPoints([EntryPoint("extra", target, registry.GROUP)])
+def test_other_packages_announce_theirs(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = {"extra": "capsule.providers.local.build:build", "broken": "no_such_module:build"}
+    points = EntryPoints(
+        EntryPoint(name, target, registry.GROUP) for name, target in targets.items()
+    )
     monkeypatch.setattr(registry, "entry_points", lambda **wanted: points.select(**wanted))
-
-
-def test_third_parties_announce_theirs(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    announce(monkeypatch, "capsule.providers.local.build:build")
     assert isinstance(registry.make_provider("extra", config), LocalProvider)
-    assert registry.names() == ("docker", "e2b", "extra", "local")
-
-
-def test_one_that_cannot_be_imported_is_named(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    announce(monkeypatch, "no_such_module:build")
-    with pytest.raises(InvalidError, match="extra cannot be imported"):
-        registry.make_provider("extra", config)
+    assert registry.names() == ("broken", "docker", "e2b", "extra", "local")
+    with pytest.raises(InvalidError, match="broken cannot be imported"):
+        registry.make_provider("broken", config)
 
 
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
