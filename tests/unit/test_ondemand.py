@@ -1,4 +1,4 @@
-"""A provider that nobody names costs nothing, and one that is named first works then."""
+"""A provider that is opened when it is first named."""
 
 from __future__ import annotations
 
@@ -61,24 +61,24 @@ async def owned(provider: Provider) -> list[Handle]:
     return [handle async for handle in provider.owned()]
 
 
-async def test_what_made_no_box_is_not_opened(tmp_path: Path) -> None:
-    inner = Recorded()
+async def test_it_is_opened_once_when_it_is_first_named(tmp_path: Path) -> None:
+    inner = Recorded(failures=1)
     provider = late(inner, tmp_path)
     await provider.open()
-    assert await owned(provider) == []
-    await provider.aclose()
-    assert (inner.opened, provider.found) == (0, None)
-
-
-async def test_many_who_ask_first_open_it_once(tmp_path: Path) -> None:
-    inner = Recorded()
-    provider = late(inner, tmp_path)
-    assert await asyncio.gather(*(provider.adopt(HANDLE) for _ in range(5))) == [None] * 5
-    assert inner.opened == 1
-    assert provider.found is not None and provider.found.isolation is Isolation.CONTAINER
-    await provider.aclose()
-    await provider.aclose()
+    assert await owned(provider) == [] == [*await provider.kept(), *await provider.volumes()]
+    assert (inner.opened, provider.found) == (0, None), "it has made nothing: it is not asked"
+    with pytest.raises(UnavailableError, match="the engine is down"):
+        await provider.adopt(HANDLE)
     assert inner.closed == 1
+    assert await asyncio.gather(*(provider.adopt(HANDLE) for _ in range(5))) == [None] * 5
+    assert inner.opened == 2
+    assert provider.found is not None and provider.found.isolation is Isolation.CONTAINER
+    for call in (provider.drop("a"), provider.make_volume("a"), provider.diff([], [], most=1)):
+        with pytest.raises(NotSupportedError, match="late cannot"):
+            await call
+    await provider.aclose()
+    await provider.aclose()
+    assert inner.closed == 2
 
 
 async def test_after_a_launch_the_next_server_looks_for_what_is_left(tmp_path: Path) -> None:
@@ -89,28 +89,8 @@ async def test_after_a_launch_the_next_server_looks_for_what_is_left(tmp_path: P
     assert await owned(late(Recorded(), tmp_path)) == [HANDLE]
 
 
-async def test_what_could_not_be_opened_is_tried_again(tmp_path: Path) -> None:
-    inner = Recorded(failures=1)
-    provider = late(inner, tmp_path)
-    with pytest.raises(UnavailableError, match="the engine is down"):
-        await provider.adopt(HANDLE)
-    assert inner.closed == 1
-    assert await provider.adopt(HANDLE) is None
-
-
 async def test_one_below_the_least_isolation_is_refused(tmp_path: Path) -> None:
     inner = Recorded(Isolation.LANDLOCK)
     with pytest.raises(UnavailableError, match="isolates by landlock here, required: container"):
         await late(inner, tmp_path, least=Isolation.CONTAINER).adopt(HANDLE)
     assert inner.closed == 1
-
-
-async def test_layers_and_volumes_are_the_inner_ones_or_unsupported(tmp_path: Path) -> None:
-    inner = Recorded()
-    provider = late(inner, tmp_path)
-    assert list(await provider.kept()) == list(await provider.volumes()) == []
-    assert inner.opened == 0, "nothing was ever kept: nobody is asked"
-    for call in (provider.drop("a"), provider.make_volume("a"), provider.diff([], [], most=1)):
-        with pytest.raises(NotSupportedError, match="late cannot"):
-            await call
-    assert list(await provider.kept()) == [] and provider.max_layers == 1
