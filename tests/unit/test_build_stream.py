@@ -72,13 +72,6 @@ def test_steps_pulls_and_what_they_print_are_told_apart(removing: str) -> None:
     found.ended()
 
 
-def test_a_line_may_end_in_a_message_of_its_own() -> None:
-    said = ("Step 1/1 : RUN pip", "\n", "\x1b[?25l 7.1/7.1 MB", "\n", "\n", "Collecting pytz\n")
-    _, events = heard(*map(stream, said))
-    logs = "".join(event.text for event in events[1:] if isinstance(event, Log))
-    assert logs.endswith("7.1/7.1 MB\nCollecting pytz\n")
-
-
 def test_endless_output_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_stream, "MOST_LOG", 10)
     _, events = heard(*(stream("abcd\n") for _ in range(5)))

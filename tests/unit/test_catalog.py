@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -23,11 +21,10 @@ from capsule.catalog import (
     shipped,
     write_template,
 )
-from capsule.errors import CapacityError, ConflictError, InvalidError
+from capsule.errors import ConflictError, InvalidError
 from capsule.model import GIB, MIB, SYSTEM_PATH, Language, Limits, Template, User
 from capsule.providers.local.seccomp import load_profile
 from capsule.service.entry import environment
-from capsule.template_file import read_document
 from tests.support.folders import SHARED
 
 BUILT_IN = ("base", "bash", "code-interpreter-v1", "datascience", "go", "node", "python")
@@ -112,63 +109,24 @@ def test_languages_have_other_names(template: str, names: dict[str, str]) -> Non
     assert {name: languages[name].name for name in names} == names
 
 
-CODE = {
-    "python": "print('ran', 3 + 4)",
-    "javascript": "console.log('ran', 3 + 4)",
-    "module": "import fs from 'node:fs'; console.log('ran', 3 + 4)",
-    "go": 'package main\nimport "fmt"\nfunc main() { fmt.Println("ran", 3 + 4) }\n',
-    "bash": "[[ -n $BASH ]] && echo ran $((3 + 4))",
-    "sh": "echo ran $((3 + 4))",
-}
-
-
-def run(template: str, language: str, file: Path, *arguments: str) -> CompletedProcess[str]:
-    """As the service does it, without a sandbox."""
-    found = load_catalog()[template]
-    argv = [word.replace("{file}", str(file)) for word in found.languages[language].command]
-    # Go's own runtime is compiled once for all tests.
-    cache = Path(os.environ[SHARED], f"go-cache-{os.geteuid()}")
-    built = file.parent / "built"
-    built.mkdir()
-    env = {**found.env, "HOME": str(file.parent), "GOCACHE": str(cache), "GOTMPDIR": str(built)}
-    ended = subprocess.run([*argv, *arguments], env=env, capture_output=True, text=True)
-    assert os.listdir(built) == []
-    return ended
-
-
-NODE, GO = pytest.mark.needs("node"), pytest.mark.needs("go")
-
-
-@pytest.mark.slow  # sandboxes of other tests run all of these; the file's name counts here
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("template", "language", "exec_id"),
-    [
-        ("python", "python", "-dash"),
-        pytest.param("node", "javascript", "-dash", marks=NODE),
-        pytest.param("node", "module", "-dash", marks=NODE),
-        *(pytest.param("go", "go", id, marks=GO) for id in ("x_test", "-dash", "_linux")),
-        ("bash", "bash", "-dash"),
-        ("bash", "sh", "-dash"),
-    ],
-)
-def test_every_language_runs_whatever_the_name_of_its_file(
-    template: str, language: str, exec_id: str, tmp_path: Path
-) -> None:
-    name = load_catalog()[template].languages[language].filename
-    file = tmp_path / name.replace("{id}", exec_id)
-    file.write_text(CODE[language])
-    ended = run(template, language, file)
-    assert ended.stdout == "ran 7\n", ended.stderr
-
-
-@pytest.mark.slow  # compiles
+@pytest.mark.slow  # compiles; other languages run in sandboxes, in tests/cli
 @pytest.mark.needs("go")
 @pytest.mark.timeout(300)
-def test_go_ends_with_the_programs_own_exit_code_and_takes_its_arguments(tmp_path: Path) -> None:
-    file = tmp_path / "main.go"
+@pytest.mark.parametrize("exec_id", ["e1", "x_test", "-dash", "_linux"])
+def test_go_runs_whatever_the_name_of_its_file(exec_id: str, tmp_path: Path) -> None:
+    """With its arguments, and with the program's own exit code."""
+    found = load_catalog()["go"]
+    go, built = found.languages["go"], tmp_path / "built"
+    built.mkdir()
+    file = tmp_path / go.filename.replace("{id}", exec_id)
     file.write_text('package main\nimport "os"\nfunc main() { os.Exit(len(os.Args)) }\n')
-    assert run("go", "go", file, "a", "b c").returncode == 3
+    argv = [word.replace("{file}", str(file)) for word in go.command]
+    # Go's own runtime is compiled once for all tests.
+    cache = Path(os.environ[SHARED], f"go-cache-{os.geteuid()}")
+    env = {**found.env, "HOME": str(tmp_path), "GOCACHE": str(cache), "GOTMPDIR": str(built)}
+    ended = subprocess.run([*argv, "a", "b c"], env=env, capture_output=True, text=True)
+    assert ended.returncode == 3, ended.stderr
+    assert os.listdir(built) == []
 
 
 # Custom ones
@@ -369,34 +327,6 @@ def test_what_another_process_writes_is_found(tmp_path: Path) -> None:
     assert catalog.stale()
     catalog.refresh()
     assert "mine" not in catalog and len(catalog) == len(BUILT_IN)
-
-
-def test_changes_in_a_row_are_all_seen(tmp_path: Path) -> None:
-    """A folder's time has a grain: a second change must not hide behind the first."""
-    catalog, other = load_catalog(data_dir=tmp_path), load_catalog(data_dir=tmp_path)
-    for i in range(20):
-        other.add(replace(other["bash"], name=f"t{i}"))
-        assert catalog.stale()
-        catalog.refresh()
-        assert f"t{i}" in catalog
-
-
-def test_a_host_without_descriptors_is_no_mistake_of_a_template(tmp_path: Path) -> None:
-    catalog, other = load_catalog(data_dir=tmp_path), load_catalog(data_dir=tmp_path)
-    file = other.add(replace(other["bash"], name="mine"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-        with pytest.raises(CapacityError, match="Too many open files"):
-            catalog.refresh()
-        with pytest.raises(CapacityError, match="Too many open files"):
-            read_document(file)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    catalog.refresh()
-    assert "mine" in catalog
 
 
 def test_a_file_that_becomes_wrong_counts_as_it_was(

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,10 +32,8 @@ from capsule.errors import (
     TooLargeError,
 )
 from capsule.providers.local import images
-from capsule.providers.local.image_store import ImageStore
 from capsule.providers.local.images import Caps, importing, layers, list_images, remove_image
 from capsule.providers.local.removal import remove_tree
-from tests.support import wait_for
 from tests.support.users import User
 
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
@@ -325,19 +322,6 @@ def test_layers_are_flattened_where_they_must(
     assert (flat / "etc/passwd").read_bytes() == b"changed"
 
 
-def test_flattening_keeps_what_the_same_layer_brought(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "whiteouts_work", lambda _: False)
-    top = tar(
-        file("data/sub/mine"), file("data/.wh..wh..opq"), file("etc/hosts"), file("etc/.wh.hosts")
-    )
-    load(docker_save(BASE, top), store)
-    (flat,) = layers("app", store)
-    assert tree(flat / "data") == ["sub", "sub/mine"]
-    assert (flat / "etc/hosts").exists()
-
-
 def test_the_config_is_kept_for_template_defaults(store: Path) -> None:
     config = load(docker_save(BASE), store).config
     assert config.env == {"PATH": "/opt/bin:/usr/bin", "A": "b=c"}
@@ -462,17 +446,6 @@ def test_imports_side_by_side_share_their_layers(store: Path) -> None:
         list(pool.map(lambda i: load(data, store, f"app{i}"), range(8)))
     assert {image.layers for image in list_images(store)} == {(sha(BASE), sha(TOP))}
     assert not left_behind(store)
-
-
-def test_a_removal_waits_for_imports(store: Path) -> None:
-    load(docker_save(BASE), store)
-    remover = threading.Thread(target=remove_image, args=("app", store))
-    with ImageStore(store).importing():
-        remover.start()
-        wait_for(lambda: not list_images(store), what="the record is gone")
-        assert (store / "layers" / sha(BASE)).is_dir(), "an import may be about to use it"
-    remover.join(timeout=10)
-    assert not kept_layers(store) and not left_behind(store)
 
 
 KILLED_IMPORT = """

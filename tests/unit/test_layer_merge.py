@@ -9,7 +9,6 @@ import random
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +16,7 @@ import pytest
 
 from capsule.errors import NotFoundError
 from capsule.model import Layer
-from capsule.providers.box_layers import BoxLayers
 from capsule.providers.contract import Saved
-from capsule.providers.local import layer_merge
-from capsule.providers.local import layers as layers_module
 from capsule.providers.local.layer_diff import compare
 from capsule.providers.local.layer_stream import told
 from capsule.providers.local.layer_tar import Packer
@@ -232,32 +228,6 @@ def test_a_merge_that_cannot_be_leaves_nothing(layers: Layers) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-async def test_a_cancelled_merge_comes_to_its_end_and_leaves_no_draft(
-    layers: Layers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = RandomStack(layers.folder, 1).ids
-    begun, go_on = asyncio.Event(), threading.Event()
-    loop, real = asyncio.get_running_loop(), layer_merge.merge
-
-    def slow(*stacks: object) -> None:
-        loop.call_soon_threadsafe(begun.set)
-        go_on.wait(10)
-        real(*stacks)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(layers_module, "merge", slow)
-    task = asyncio.create_task(layers.merge("merged", ids, count=2))
-    await begun.wait()
-    assert await asyncio.to_thread(left, layers, ids) == [".merged"]
-    task.cancel()
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    # Whole or not there: who asked for it lets go of the name.
-    assert await asyncio.to_thread(left, layers, ids) in ([], ["merged"])
-    await asyncio.to_thread(layers.remove, "merged")
-    assert await asyncio.to_thread(left, layers, ids) == []
-
-
 async def test_several_may_remove_a_layer_at_once(layers: Layers) -> None:
     for round in range(5):
         for n in range(30):
@@ -267,14 +237,6 @@ async def test_several_may_remove_a_layer_at_once(layers: Layers) -> None:
         removals = (asyncio.to_thread(layers.remove, f"layer{round}") for _ in range(4))
         await asyncio.gather(*removals)
         assert os.listdir(layers.folder) == []
-
-
-async def test_containers_layers_are_merged_as_well(tmp_path: Path) -> None:
-    boxes = BoxLayers(tmp_path / "layers", owner=1000)
-    await asyncio.to_thread(boxes.prepare)
-    ids = (await asyncio.to_thread(RandomStack, tmp_path / "layers", 3)).ids
-    assert (await boxes.merge("merged", ids, count=2)).files > 1
-    assert await boxes.diff(ids, ["merged", *ids[2:]], most=10) == []
 
 
 def stack_of(*files: int) -> list[Layer]:

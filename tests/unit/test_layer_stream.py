@@ -20,7 +20,6 @@ from capsule.providers.local.layer_folder import MAX_DEPTH
 from capsule.providers.local.layer_stream import told
 from capsule.providers.local.layers import Layers
 from capsule.providers.local.unpack import set_opaque
-from tests.support.users import User
 
 LARGE = 10**9
 
@@ -126,22 +125,6 @@ def test_deep_folders_cost_no_descriptors(tmp_path: Path) -> None:
     ]
     assert sum(piece.endswith(b"/d/base0") for piece in pieces) == 1
     assert written(layers, [new, *base]).files == MAX_DEPTH - 1 + 5
-
-
-def test_what_is_in_a_folder_closed_to_the_server_was_not_added(as_user: User) -> None:
-    """Of an ordinary user's layers, in which modes are as programs had them."""
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from capsule.providers.local.layer_diff import compare\n"
-        "old, new = Path(sys.argv[1], 'old'), Path(sys.argv[1], 'new')\n"
-        "for layer in (old, new): (layer / 'workspace/d').mkdir(parents=True)\n"
-        "for layer in (old, new): (layer / 'workspace/d/f').write_text('as it was')\n"
-        "(old / 'workspace/d').chmod(0)\n"
-        "print([(each.change, each.path) for each in compare([old], [new], 100)])\n"
-        "(old / 'workspace/d').chmod(0o700)"
-    )
-    ended = as_user.run(as_user.python, "-c", code, str(as_user.home))
-    assert (ended.stdout, ended.stderr) == ("[('modified', b'/workspace/d')]\n", "")
 
 
 def test_what_programs_noted_on_files_goes_with_them(tmp_path: Path) -> None:

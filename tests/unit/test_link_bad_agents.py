@@ -14,10 +14,9 @@ import pytest
 
 from capsule.errors import CapsuleError, NoSpaceError, UnavailableError
 from capsule.link import exec_stream
-from capsule.link.exec_stream import Gap, Output
 from capsule.link.link import AgentLink
 from capsule.link.protocol import FrameType, ProtocolError
-from capsule.model import ExecId, ExecRequest, Stream
+from capsule.model import ExecId, ExecRequest
 from capsule.testing.scripted import EXITED, Peer, Script, ScriptedAgent
 from tests.support import eventually
 
@@ -86,16 +85,6 @@ async def test_a_cut_connection_is_unavailable_and_never_an_exit(sent: bytes | N
             await agent.link().collect(request())
 
 
-async def test_a_stream_cut_in_the_middle_knows_how_far_it_came() -> None:
-    script = says((FrameType.DATA, b"half", {"stream": 1}))
-    async with ScriptedAgent(script) as agent, await agent.link().exec(request()) as stream:
-        assert await anext(stream) == Output(Stream.STDOUT, 0, b"half")
-        with pytest.raises(UnavailableError):
-            await anext(stream)
-        assert stream.exit is None
-        assert stream.offsets[Stream.STDOUT] == 4
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -147,28 +136,6 @@ async def test_a_frame_that_does_not_belong_is_a_protocol_error(
                 await anext(stream)
 
 
-async def test_more_output_than_the_limit_is_a_protocol_error() -> None:
-    too_much = says((FrameType.DATA, b"x" * 200, {"stream": 1}), stay=True)
-    async with ScriptedAgent(too_much) as agent:
-        with pytest.raises(ProtocolError):
-            await agent.link().collect(request(output_limit=100))
-
-
-async def test_a_gap_that_is_announced_is_passed_on() -> None:
-    script = says(
-        (FrameType.DATA, b"one", {"stream": 1}),
-        (FrameType.EVENT, {"gap": 1, "from": 3, "to": 10}, {}),
-        (FrameType.DATA, b"two", {"stream": 1, "offset": 10}),
-        (FrameType.EXIT, EXITED, {}),
-    )
-    async with ScriptedAgent(script) as agent, await agent.link().exec(request()) as stream:
-        assert [item async for item in stream] == [
-            Output(Stream.STDOUT, 0, b"one"),
-            Gap(Stream.STDOUT, 3, 10),
-            Output(Stream.STDOUT, 10, b"two"),
-        ]
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -185,15 +152,6 @@ async def test_something_that_is_no_agent_is_a_protocol_error(garbage: bytes) ->
 
     async with ScriptedAgent(script, greet=False) as agent:
         with pytest.raises(ProtocolError):
-            await agent.link().collect(request())
-
-
-async def test_an_error_before_the_greeting_counts() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.error("version")
-
-    async with ScriptedAgent(script, greet=False) as agent:
-        with pytest.raises(UnavailableError, match="scripted version"):
             await agent.link().collect(request())
 
 
@@ -217,13 +175,6 @@ async def test_an_agent_that_never_answers_is_given_up() -> None:
             with pytest.raises(UnavailableError, match="did not answer"):
                 await attempt
         await all_closed(agent)
-
-
-async def test_a_deadline_bounds_the_start() -> None:
-    async with ScriptedAgent(mute) as agent:
-        soon = asyncio.get_running_loop().time() + 0.05
-        with pytest.raises(UnavailableError, match="did not answer"):
-            await agent.link().exec(request(), deadline=soon)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -267,41 +218,7 @@ async def test_silence_of_a_stuck_agent_is_noticed() -> None:
             await agent.link(timeout=0.05).collect(request(timeout=0))
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_unread_input_waits_as_long_as_the_agent_lives() -> None:
-    read_on = asyncio.Event()
-
-    async def script(peer: Peer) -> None:
-        await peer.reply(BEGUN)
-        await read_on.wait()
-        await peer.gone()
-
-    async with ScriptedAgent(script) as agent, await agent.link().exec(request(timeout=0)) as exe:
-        sending = asyncio.create_task(exe.send(bytes(8_000_000)))
-        await eventually(lambda: len(agent.requests) > 2, what="the agent is asked twice")
-        assert not sending.done()
-        read_on.set()
-        await sending
-
-
 # Leaving
-
-
-async def test_cancelled_input_leaves_no_task_behind() -> None:
-    async def deaf(peer: Peer) -> None:
-        await peer.reply(BEGUN)
-        await asyncio.Event().wait()
-
-    async with ScriptedAgent(deaf) as agent:
-        exe = await agent.link().exec(request(timeout=0))
-        before = asyncio.all_tasks()
-        sending = asyncio.create_task(exe.send(bytes(8_000_000)))
-        await eventually(lambda: asyncio.all_tasks() - before - {sending}, what="it waits")
-        sending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await sending
-        assert asyncio.all_tasks() <= before
-        await exe.aclose()
 
 
 @pytest.mark.parametrize("turns", range(1, 12))
@@ -352,14 +269,6 @@ async def test_leaving_hangs_up_and_sends_nothing_more(
         await leave(agent.link())
         await all_closed(agent)
         assert len(agent.requests) == 1
-
-
-async def test_a_missing_agent_is_unavailable() -> None:
-    agent = ScriptedAgent(mute)
-    async with agent:
-        pass
-    with pytest.raises(UnavailableError, match="not there"):
-        await agent.link().collect(request())
 
 
 # Files
@@ -433,15 +342,6 @@ async def test_a_source_that_fails_leaves_the_write_unfinished() -> None:
     assert seen == [FrameType.DATA]
 
 
-async def test_a_write_that_is_not_read_is_given_up() -> None:
-    async def script(peer: Peer) -> None:
-        await asyncio.Event().wait()
-
-    async with ScriptedAgent(script) as agent:
-        with pytest.raises(UnavailableError, match="did not answer: write a"):
-            await agent.link(idle=0.05).write("a", bytes(8_000_000))
-
-
 @pytest.mark.parametrize(
     "entries",
     [[STAT] * 4, [None], [[]], [{}], [{**STAT, "size": "3"}], [{**STAT, "mtime": True}]],
@@ -470,24 +370,3 @@ async def test_bytes_right_behind_the_reply_are_the_dialled_programs() -> None:
         assert await stream.receive(4) == b"\xff\xff\xff\xff"
         assert await stream.receive() == b" hello"
         await stream.aclose()
-
-
-async def test_a_connection_that_did_not_wait_is_skipped() -> None:
-    async def script(peer: Peer) -> None:
-        if peer.request["op"] == "listen":
-            await peer.reply({})
-            for number in (1, 2, 3):
-                await peer.event({"stream": number})
-        elif peer.request["stream"] == 2:
-            await peer.error("gone")
-            return
-        else:
-            await peer.reply({})
-            await peer.raw(b"from %d" % peer.request["stream"])
-        await peer.gone()
-
-    async with ScriptedAgent(script) as agent, agent.link().listen(3128) as connections:
-        for expected in (b"from 1", b"from 3"):
-            stream = await anext(connections)
-            assert await stream.receive() == expected
-            await stream.aclose()

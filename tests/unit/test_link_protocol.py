@@ -102,18 +102,6 @@ def test_garbage_after_a_frame_breaks_the_stream_for_good() -> None:
     assert decoder.buffered <= 2 * HEADER_SIZE + 2
 
 
-@pytest.mark.slow  # a million calls
-def test_a_slow_drip_is_not_copied_again_and_again() -> None:
-    """The largest frame, one byte at a time: quadratic work would take minutes."""
-    decoder = Decoder()
-    decoder.push(HEADER.pack(MAX_PAYLOAD, FrameType.DATA, 1, 0, 0))
-    for _ in range(MAX_PAYLOAD):
-        assert decoder.pop() is None
-        decoder.push(b"x")
-    frame = decoder.pop()
-    assert frame is not None and len(frame.payload) == MAX_PAYLOAD
-
-
 @pytest.mark.parametrize(
     "payload",
     [

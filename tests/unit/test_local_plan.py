@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from capsule.model import GIB, MIB, Isolation, Limits, User
+from capsule.model import GIB, MIB, Isolation, Limits
 from capsule.providers.local import plan
 from capsule.providers.local.cgroups import Cgroups
 from capsule.providers.local.plan import Parts, Root
@@ -70,49 +70,6 @@ def mount(request: dict[str, Any], to: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_the_request_as_root() -> None:
-    request = namespaces()
-    del request["mounts"], request["landlock"]
-    assert request == {
-        "id": "k3v9",
-        "dir": "/run/capsule/boxes/k3v9",
-        "spool": "/data/spool",
-        "isolation": "namespaces",
-        "hostname": "capsule",
-        "uid": 1000,
-        "gid": 1000,
-        "user": {"mode": "range", "base": 268435456, "count": 65536, "slots": 57344},
-        "disk": {"kind": "loop", "template": "/data/disks/x.img", "dir": "/data/disks"},
-        "home": "/workspace",
-        "disk_dirs": [
-            ["workspace", 0o755],
-            ["tmp", 0o1777],
-            ["var-tmp", 0o1777],
-            ["root", 0o700],
-        ],
-        "cgroups": [
-            {
-                "dir": "/cg/memory/capsule/k3v9-ab12",
-                "set": [["memory.limit_in_bytes", "536870912"]],
-            },
-            {"dir": "/cg/pids/capsule/k3v9-ab12", "set": [["pids.max", "129"]]},
-            {"dir": "/cg/cpu/capsule/k3v9-ab12", "set": [["cpu.cfs_quota_us", "50000"]]},
-        ],
-        "cgroup_version": 1,
-        "rlimits": {
-            "nofile": 1024,
-            "core": 1,
-            "fsize": GIB + MIB,
-            "sigpending": 1024,
-            "msgqueue": 256 * 1024,
-            "memlock": MIB,
-            "nproc": 128,
-        },
-        "cpus": [1],
-        "stage": "/run/capsule/stage",
-    }
-
-
 def test_what_a_box_sees_of_the_host_and_may_write() -> None:
     request = namespaces()
     mounts = request["mounts"]
@@ -155,41 +112,6 @@ def test_what_is_masked_has_no_file_system_of_its_own() -> None:
     assert folders and len(masked) > len(folders)
     assert all(each["from"].startswith("/run/capsule/views/") for each in folders)
     assert not any("from" in each for each in masked if each not in folders)
-
-
-def test_every_tmpfs_is_sized() -> None:
-    shm = mount(namespaces(), "dev/shm")
-    assert (shm["size"], shm["inodes"]) == (256 * MIB, 4096)
-    uncounted = mount(namespaces(facts(groups=NO_GROUPS)), "dev/shm")
-    assert uncounted["size"] == 64 * MIB
-
-
-def test_an_image_is_laid_under_the_skeleton() -> None:
-    root = Root((Path("/data/roots/image-1"), Path("/data/im:ages/b"), Path("/data/images/a")))
-    assert root.mount() == {
-        "type": "overlay",
-        "to": "",
-        "lower": ["/data/roots/image-1", "/data/im\\:ages/b", "/data/images/a"],
-        "options": "userxattr",
-    }
-
-
-def test_a_home_is_the_workspace_by_a_second_name() -> None:
-    disk = {"kind": "loop", "template": "/data/disks/x.img", "dir": "/data/disks"}
-    theirs = replace(parts(disk), user=User("user", "/home/user"))
-    request = plan.request(Isolation.NAMESPACES, theirs, facts())
-    assert request["home"] == "/home/user"
-    assert mount(request, "home/user") == {
-        "type": "disk",
-        "from": "workspace",
-        "to": "home/user",
-        "again": True,
-    }
-    assert mount(request, "workspace")["from"] == "workspace"
-    below = replace(parts({"kind": "dir", "path": "/data/boxes/k3v9"}), user=theirs.user)
-    mapped = plan.request(Isolation.LANDLOCK, below, facts())
-    assert ["/home/user", "/data/boxes/k3v9/workspace"] in mapped["paths"]
-    assert "user namespaces" in mapped["no_root"] and "no_root" not in request
 
 
 def test_an_ordinary_user_has_one_mapping() -> None:

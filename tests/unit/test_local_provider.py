@@ -6,7 +6,6 @@ Its launcher and keepers, its records, its roots, and what it shows of the host.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
@@ -35,7 +34,6 @@ from capsule.model import (
     Template,
 )
 from capsule.providers.contract import Box
-from capsule.providers.local.launcher import Launcher
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
 from tests.support import eventually
@@ -187,25 +185,6 @@ async def test_a_launcher_in_trouble_is_replaced(provider: LocalProvider, troubl
     assert second != first and not alive(first)
     await provider.aclose()
     assert not alive(second)
-
-
-@pytest.mark.parametrize("turns", range(4))
-async def test_a_start_that_is_cancelled_leaves_one_launcher_at_most(
-    dirs: Path, agent_binary: Path, turns: int
-) -> None:
-    launcher = Launcher(agent_binary, dirs / "launcher")
-    starting = asyncio.create_task(launcher.start())
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    starting.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await starting
-    first = launcher.pid
-    await launcher.start()
-    assert launcher.pid == first or first is None
-    pid = launcher.pid
-    await launcher.aclose()
-    assert not alive(pid) and not list(dirs.glob("launcher/*.sock"))
 
 
 async def test_the_servers_environment_is_not_inherited(

@@ -7,30 +7,13 @@ from pathlib import Path
 import pytest
 
 from capsule.model import MIB, Limits
-from capsule.providers.local import views
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.views import Views, visible_cpus
-
-HOST_CPUINFO = "\n".join(
-    f"processor\t: {n}\nmodel name\t: Fast CPU\nsiblings\t: 8\ncore id\t\t: {n}\ncpu cores\t: 8\n"
-    for n in range(8)
-)
 
 
 @pytest.mark.parametrize(("cpus", "shown"), [(0.1, 1), (0.5, 1), (1.0, 1), (1.5, 2), (64.0, 8)])
 def test_a_part_of_a_core_is_shown_as_one(cpus: float, shown: int) -> None:
     assert visible_cpus(Limits(cpus=cpus), available=8) == shown
-
-
-def test_proc_shows_the_boxes_processors_and_memory() -> None:
-    info = views.cpuinfo(HOST_CPUINFO, 2)
-    shown = [line for line in info.splitlines() if line.startswith("processor")]
-    assert shown == ["processor\t: 0", "processor\t: 1"]
-    assert "siblings\t: 2" in info and "cpu cores\t: 2" in info
-    lines = views.cpu_stat("cpu  1 2 3\ncpu0 1 2 3\nbtime 1700000000\n", 2).splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["cpu", "cpu0", "cpu1"]
-    assert "btime 1700000000" in lines
-    assert views.meminfo(512 * MIB).splitlines()[0].split() == ["MemTotal:", "524288", "kB"]
 
 
 def test_boxes_of_a_size_share_a_view(tmp_path: Path) -> None:

@@ -183,18 +183,6 @@ def test_there_are_so_many_channels_and_no_more() -> None:
     assert core.open().number == 77
 
 
-@given(st.lists(st.binary(max_size=200), max_size=8), st.booleans())
-def test_arbitrary_bytes_are_events_or_a_protocol_error(chunks: list[bytes], hello: bool) -> None:
-    core = greeted() if hello else Channels()
-    core.open()
-    try:
-        for chunk in chunks:
-            core.feed(chunk)
-            assert len(core.rest) < HEADER_SIZE + MAX_DATA
-    except ProtocolError:
-        assert core.rest == b""
-
-
 small = st.integers(0, 5)
 frames = st.builds(
     pack,
@@ -218,20 +206,6 @@ def test_frames_that_are_almost_right_are_events_or_a_protocol_error(
             core.feed(frame)
     except ProtocolError:
         pass
-
-
-@given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
-def test_data_comes_out_as_it_went_in_however_it_is_cut(
-    pieces: list[bytes], data: st.DataObject
-) -> None:
-    core, (channel,) = with_channels(1)
-    wire = b"".join(pack(Kind.DATA, 0, len(piece), piece) for piece in pieces)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=12)))
-    events = []
-    for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
-        events += core.feed(wire[start:end])
-    assert events == [Arrived(channel, piece) for piece in pieces]
-    assert core.rest == b""
 
 
 # Lines of base64

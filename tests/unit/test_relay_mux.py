@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +11,7 @@ import pytest
 
 from capsule.errors import UnavailableError
 from capsule.link.protocol import ProtocolError
-from capsule.link.unix import NobodyListensError, UnixStream
+from capsule.link.unix import UnixStream
 from capsule.providers.docker.stdio import StreamDecoder, demultiplex
 from capsule.providers.relay.channels import (
     HEADER,
@@ -110,54 +109,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_was_said_before_the_end_is_heard_and_the_end_stays_the_end() -> None:
-    async with with_stream() as (_, relay, stream):
-        await relay.raw(pack(Kind.DATA, 0, 4, b"last") + pack(Kind.CLOSE, 0))
-        assert await stream.receive() == b"last"
-        assert await stream.receive() == b""
-        assert await stream.receive() == b""
-        with pytest.raises(UnavailableError, match="hung up"):
-            await stream.send(b"too late")
-
-
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [
-        (errno.ECONNREFUSED, NobodyListensError),
-        (errno.ENOENT, NobodyListensError),
-        (errno.EMFILE, UnavailableError),
-        (errno.ECONNRESET, UnavailableError),
-    ],
-)
-async def test_a_connection_that_cannot_be_made_says_why(
-    number: int, kind: type[UnavailableError]
-) -> None:
-    async with with_stream() as (_, relay, stream):
-        await relay.say(Kind.CLOSE, 0, number)
-        for _ in range(2):
-            with pytest.raises(kind, match=r"broke: \w+") as caught:
-                await stream.receive()
-            assert type(caught.value) is kind
-        with pytest.raises(UnavailableError):
-            await stream.send(b"x")
-
-
-async def test_sending_waits_for_its_own_credit_alone() -> None:
-    async with with_stream() as (mux, relay, stream):
-        data = bytes(range(256)) * 2048
-        sending = asyncio.create_task(stream.send(data))
-        assert await relay.hear_data(WINDOW) == data[:WINDOW]
-        await settled()
-        assert not sending.done()
-        other = await mux.open()
-        await other.send(b"not in its way")
-        assert (await relay.hear())[:2] == (Kind.OPEN, 1)
-        assert await relay.hear() == (Kind.DATA, 1, 14, b"not in its way")
-        await relay.say(Kind.WINDOW, 0, WINDOW)
-        assert await relay.hear_data(len(data) - WINDOW) == data[WINDOW:]
-        await sending
-
-
 async def test_streams_that_send_much_share_the_carrier() -> None:
     """Frames of all senders alternate, however much each of them has."""
     async with connected() as (mux, relay):
@@ -171,17 +122,6 @@ async def test_streams_that_send_much_share_the_carrier() -> None:
         await asyncio.gather(*tasks)
         halves = order[: len(order) // 2], order[len(order) // 2 :]
         assert all(set(half) == set(range(5)) for half in halves)
-
-
-async def test_a_cancelled_receive_loses_nothing() -> None:
-    async with with_stream() as (_, relay, stream):
-        waiting = asyncio.create_task(stream.receive())
-        await settled()
-        waiting.cancel()
-        await relay.data(0, b"data")
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert await stream.receive() == b"data"
 
 
 async def test_a_send_cancelled_while_the_carrier_is_full_corrupts_nothing() -> None:
@@ -203,19 +143,6 @@ async def test_a_send_cancelled_while_the_carrier_is_full_corrupts_nothing() -> 
             closed += kind is Kind.CLOSE
             if kind is Kind.CLOSE:
                 await relay.say(Kind.CLOSE, channel)
-
-
-async def test_closing_wakes_what_waits_and_can_be_repeated() -> None:
-    async with with_stream() as (_, relay, stream):
-        receiving = asyncio.create_task(stream.receive())
-        sending = asyncio.create_task(stream.send(bytes(2 * WINDOW)))
-        await relay.hear_data(WINDOW)
-        await stream.aclose()
-        await stream.aclose()
-        for task in (receiving, sending, stream.receive(), stream.send(b"x")):
-            with pytest.raises(UnavailableError, match="closed"):
-                await task
-        assert await relay.hear() == (Kind.CLOSE, 0, 0, b"")
 
 
 async def test_channels_that_are_not_closed_are_not_lost() -> None:
@@ -332,22 +259,6 @@ def test_the_engines_frames_are_taken_apart_however_they_are_cut() -> None:
     for words in (b"\x04\x00\x00\x00\x00\x00\x00\x01", b"no such container"):
         with pytest.raises(ProtocolError):
             StreamDecoder().feed(words)
-
-
-async def test_only_stdout_is_received_through_the_engine() -> None:
-    raw, other = pair()
-    stream = demultiplex(raw)
-    await other.send(framed(1, b"abc") + framed(2, b"careful") + framed(1, b"def"))
-    received = b""
-    while len(received) < 6:
-        received += await stream.receive(4)
-    assert received == b"abcdef"
-    await stream.send(b"in")
-    assert await other.receive() == b"in"
-    other.close()
-    with pytest.raises(UnavailableError, match="careful"):
-        await stream.receive()
-    await stream.aclose()
 
 
 async def test_a_relay_through_the_engine() -> None:

@@ -128,29 +128,6 @@ async def test_both_directions_at_once(server: ssl.SSLContext, version: ssl.TLSV
     assert got == sent
 
 
-async def test_what_is_received_does_not_wait_for_what_is_sent(server: ssl.SSLContext) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Never reads, and stays."""
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
-        for _ in range(8):
-            writer.write(bytes(1 << 20))
-            await writer.drain()
-        await asyncio.Event().wait()
-
-    async with to(talk, server) as wire:
-        tls = Tls(wire)
-        await tls.open(443)
-        sending = asyncio.ensure_future(tls.send(bytes(64 << 20)))
-        try:
-            got = 0
-            while got < 8 << 20:
-                got += len(await tls.receive())
-            assert not sending.done()
-        finally:
-            sending.cancel()
-            await asyncio.wait({sending})
-
-
 def der(tag: int, body: bytes) -> bytes:
     length = bytes([len(body)]) if len(body) < 128 else b"\x82" + len(body).to_bytes(2)
     return bytes([tag]) + length + body
