@@ -22,7 +22,7 @@ from capsule.catalog import (
     write_template,
 )
 from capsule.errors import ConflictError, InvalidError
-from capsule.model import GIB, MIB, SYSTEM_PATH, Language, Limits, Template, User
+from capsule.model import GIB, MIB, Language, Limits, Template, User
 from capsule.providers.local.seccomp import load_profile
 from capsule.service.entry import environment
 from tests.support.folders import SHARED
@@ -65,22 +65,6 @@ def test_a_built_in_template_makes_sense(name: str, tmp_path: Path) -> None:
     assert read_template(path) == copy
     assert as_mapping(read_template(path)) == as_mapping(copy)
     assert os.listdir(tmp_path) == ["copy.yaml"]
-
-
-def test_the_path_begins_where_sudo_is_if_there_is_one(tmp_path: Path) -> None:
-    def path(**keys: Any) -> str:
-        template = read_template(write(tmp_path, {**MINIMAL, **keys}))
-        return environment(template, {})["PATH"]
-
-    ours, usual = "/opt/capsule/bin", SYSTEM_PATH
-    assert path() == usual
-    assert path(sudo=True) == f"{ours}:{usual}"
-    assert path(sudo=True, env={"PATH": "/bin"}) == f"{ours}:/bin"
-    assert path(sudo=True, env={"PATH": f"/bin:{ours}"}) == f"/bin:{ours}"
-    assert path(sudo=True, root="dir:/x") == usual
-    base = load_catalog()["base"]
-    assert environment(base, {})["PATH"] == f"{ours}:{usual}"
-    assert environment(base, {"PATH": "/mine"})["PATH"] == "/mine"
 
 
 def test_the_defaults_are_those_of_the_design() -> None:

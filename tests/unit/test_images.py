@@ -200,24 +200,6 @@ def kept_layers(store: Path) -> list[str]:
     return sorted(path.name for path in (store / "layers").iterdir() if path.is_dir())
 
 
-def test_equal_layers_that_docker_saved_as_links_are_found(store: Path) -> None:
-    config = config_of([BASE, TOP, BASE])
-    names = ["a/layer.tar", "b/layer.tar", "c/layer.tar"]
-    manifest = oci_manifest(BASE, config=config)
-    data = tar(
-        file("c.json", config),
-        file("a/layer.tar", BASE),
-        file("b/layer.tar", TOP),
-        symlink("c/layer.tar", "../a/layer.tar"),
-        file("manifest.json", json.dumps([{"Config": "c.json", "Layers": names}]).encode()),
-        # Newer ones of Docker write an OCI layout beside it.
-        file("index.json", json.dumps({"manifests": [descriptor(manifest)]}).encode()),
-        file("oci-layout", b"{}"),
-    )
-    # Overlayfs refuses a layer that comes twice: the upper one stays.
-    assert load(data, store).layers == (sha(TOP), sha(BASE))
-
-
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_a_plain_root_is_one_layer(compress: Callable[[bytes], bytes], store: Path) -> None:
     image = load(compress(BASE), store)
@@ -233,20 +215,6 @@ def test_every_tar_dialect_is_read(format: int, store: Path) -> None:
     load(tar(file(long, b"far"), symlink("l", "t" * 99), format=format), store)
     (layer,) = layers("app", store)
     assert (layer / long).read_bytes() == b"far"
-
-
-def test_what_gnu_tar_writes_is_read(tmp_path: Path, store: Path) -> None:
-    source = tmp_path / "root"
-    (source / "dir/ünïcode \n name").mkdir(parents=True)
-    (source / "dir/big").write_bytes(os.urandom(1_000_001))
-    os.link(source / "dir/big", source / "dir/same")
-    archive = tmp_path / "root.tar"
-    subprocess.run(["tar", "-C", source, "-cf", archive, "."], check=True)
-    with importing(archive, "app", store):
-        pass
-    (layer,) = layers("app", store)
-    assert tree(layer) == tree(source)
-    assert (layer / "dir/same").read_bytes() == (source / "dir/big").read_bytes()
 
 
 def test_modes_and_times_are_kept_and_special_bits_dropped(store: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from capsule.providers.local.layer_stream import told
 from capsule.providers.local.layer_tar import Packer
 from capsule.providers.local.layers import Layers
 from capsule.service.steps import MAX_DEPTH, to_merge
-from tests.unit.test_layer_stream import deep, few_descriptors, whiteout
+from tests.unit.test_layer_stream import whiteout
 
 NAMES = ("a", "b", "c", os.fsdecode(b"\xff \n"))
 LARGE = 10**9
@@ -199,22 +198,6 @@ def test_files_are_the_same_and_counted_once(layers: Layers) -> None:
     assert made.stat().st_mtime_ns == 12_345_678_901
 
 
-def test_folders_closed_to_everybody_and_as_deep_as_may_be(layers: Layers) -> None:
-    ids = [f"deep{n}" for n in range(6)]
-    for id in ids:
-        deep(layers.folder / id, id)
-    shut = layers.folder / ids[0] / "workspace" / "d"
-    shut.chmod(0o500)
-    with few_descriptors(300):  # 256 of these are the new layer's
-        merge(layers, ids, 5)
-    paths = [layers.path(id) for id in ids]
-    assert compare(paths, [layers.path("merged"), paths[-1]], 10) == []
-    made = layers.path("merged") / "workspace" / "d"
-    assert stat.S_IMODE(made.stat().st_mode) == 0o500
-    for folder in (shut, made):  # pytest removes them
-        folder.chmod(0o700)
-
-
 def left(layers: Layers, ids: Sequence[str]) -> list[str]:
     return sorted(set(os.listdir(layers.folder)) - set(ids))
 
@@ -228,37 +211,8 @@ def test_a_merge_that_cannot_be_leaves_nothing(layers: Layers) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-async def test_several_may_remove_a_layer_at_once(layers: Layers) -> None:
-    for round in range(5):
-        for n in range(30):
-            (layers.folder / f"layer{round}" / "workspace" / f"{n}" / "in" / "deep").mkdir(
-                parents=True
-            )
-        removals = (asyncio.to_thread(layers.remove, f"layer{round}") for _ in range(4))
-        await asyncio.gather(*removals)
-        assert os.listdir(layers.folder) == []
-
-
 def stack_of(*files: int) -> list[Layer]:
     return [Layer(f"{n}", files=count) for n, count in enumerate(files)]
-
-
-@pytest.mark.parametrize(
-    ("files", "over", "count"),
-    [
-        ([3, 3, 3], 0, 0),
-        ([3], 1, 0),
-        ([3, 3], 1, 2),
-        ([3, 3], 2, 0),
-        ([1] * 16 + [20_000], 1, 16),
-        ([1, 1, 3, 3], 1, 2),
-        ([1, 1, 2, 4, 9], 1, 4),
-        ([1, 100, 101, 300], 1, 3),
-        ([1, 9, 50, 50], 2, 4),
-    ],
-)
-def test_which_layers_are_merged(files: list[int], over: int, count: int) -> None:
-    assert to_merge(stack_of(*files), over) == count
 
 
 @pytest.mark.parametrize("seed", range(4))

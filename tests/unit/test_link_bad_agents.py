@@ -155,16 +155,6 @@ async def test_something_that_is_no_agent_is_a_protocol_error(garbage: bytes) ->
             await agent.link().collect(request())
 
 
-async def test_frames_after_the_exit_are_ignored() -> None:
-    script = says(
-        (FrameType.EXIT, {**EXITED, "exit_code": 4}, {}),
-        (FrameType.DATA, b"late", {"stream": 1}),
-        (FrameType.EXIT, {**EXITED, "exit_code": 5}, {}),
-    )
-    async with ScriptedAgent(script) as agent:
-        assert (await agent.link().collect(request())).exit.exit_code == 4
-
-
 # Silence
 
 

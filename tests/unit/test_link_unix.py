@@ -106,20 +106,6 @@ async def test_large_sends_wait_for_the_reader(server: socket.socket) -> None:
 
 
 @both_loops
-async def test_nothing_is_read_ahead_of_the_consumer(server: socket.socket) -> None:
-    """Backpressure: a peer whose bytes nobody takes is stopped by the kernel."""
-    async with connected(server) as (stream, peer):
-        peer.send(b"x")
-        assert await stream.receive() == b"x"
-        sent = 0
-        with pytest.raises(BlockingIOError):
-            while sent < 1 << 24:
-                sent += peer.send(bytes(65536))
-                await asyncio.sleep(0)
-        assert sent < 1 << 21
-
-
-@both_loops
 async def test_closing_wakes_what_waits_and_can_be_repeated(server: socket.socket) -> None:
     async with connected(server) as (stream, _):
         receiving = asyncio.ensure_future(stream.receive())

@@ -71,15 +71,3 @@ async def test_a_size_mkfs_refuses_is_the_callers_mistake(tmp_path: Path) -> Non
     with pytest.raises(InvalidError, match=r"mkfs\.ext4 refuses"):
         await disks.entry("box", SMALL)
     assert os.listdir(tmp_path / "disks") == []
-
-
-@pytest.mark.needs("e2fsprogs")
-async def test_the_images_used_longest_ago_are_removed(tmp_path: Path, disks: Disks) -> None:
-    for number in range(disk.MAX_TEMPLATES):
-        old = tmp_path / "disks" / f"{number}-1.img"
-        old.touch()
-        os.utime(old, (number, number))
-    await disks.entry("box", SMALL)
-    left = os.listdir(tmp_path / "disks")
-    assert len(left) == disk.MAX_TEMPLATES
-    assert "0-1.img" not in left

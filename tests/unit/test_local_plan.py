@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,11 +64,6 @@ def landlock(host: Facts | None = None) -> dict[str, Any]:
     )
 
 
-def mount(request: dict[str, Any], to: str) -> dict[str, Any]:
-    (found,) = (each for each in request["mounts"] if each["to"] == to)
-    return dict(found)
-
-
 def test_what_a_box_sees_of_the_host_and_may_write() -> None:
     request = namespaces()
     mounts = request["mounts"]
@@ -104,16 +98,6 @@ def test_what_of_proc_is_masked_and_read_only() -> None:
     assert covers and min(covers) > order.index(("proc", "proc"))
 
 
-def test_what_is_masked_has_no_file_system_of_its_own() -> None:
-    """A file is /dev/null, a folder one that is empty, the same for all boxes."""
-    request = namespaces()
-    masked = [mount(request, f"proc/{name}") for name in plan._present(plan.MASKED)]
-    folders = [each for each in masked if os.path.isdir(f"/{each['to']}")]
-    assert folders and len(masked) > len(folders)
-    assert all(each["from"].startswith("/run/capsule/views/") for each in folders)
-    assert not any("from" in each for each in masked if each not in folders)
-
-
 def test_an_ordinary_user_has_one_mapping() -> None:
     request = namespaces(facts(root=False))
     assert request["user"] == {"mode": "single"}
@@ -139,13 +123,6 @@ def test_landlock_alone_sees_its_own_directories_and_the_system() -> None:
         assert path not in rules
     assert ["/workspace", "/data/boxes/k3v9/workspace"] in request["paths"]
     assert "mounts" not in request and "stage" not in request
-
-
-def test_landlock_alone_runs_programs_as_another_user_if_it_can() -> None:
-    assert landlock()["user"]["mode"] == "uid"
-    request = landlock(facts(root=False))
-    assert (request["user"], request["uid"]) == ({"mode": "none"}, 1234)
-    assert "nproc" not in request["rlimits"], "it would count all that the user runs"
 
 
 def test_a_memory_backed_disk_is_charged_as_memory() -> None:

@@ -108,17 +108,6 @@ async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await writer.drain()
 
 
-@pytest.mark.parametrize("hello", [b"", HELLO], ids=["from the start", "after hello"])
-async def test_garbage_on_stdin_ends_it(agent: Path, path: Path, hello: bytes) -> None:
-    async with serving(path):
-        for seed in range(5):
-            relay = await RelayProcess.start(agent, path)
-            with suppress(UnavailableError):  # it may be faster
-                await relay.send(hello + random.Random(seed).randbytes(1000))
-            assert await asyncio.wait_for(relay.process.wait(), 10) == 1
-            await relay.aclose()
-
-
 async def test_frames_that_are_almost_right_end_it_or_not_but_never_badly(
     asan_agent: Path, path: Path
 ) -> None:
@@ -221,23 +210,6 @@ async def test_a_slow_reader_does_not_hold_up_others(agent: Path, path: Path) ->
             await sending
 
 
-async def test_an_agent_may_stop_sending_and_go_on_reading(agent: Path, path: Path) -> None:
-    heard = asyncio.get_running_loop().create_future()
-
-    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"that is all")
-        writer.write_eof()
-        heard.set_result(await reader.readexactly(7))
-
-    async with serving(path, half), relayed(agent, path) as (mux, _):
-        stream = await mux.open()
-        assert await receive_exactly(stream, 11) == b"that is all"
-        assert await stream.receive() == b""
-        await stream.send(b"goodbye")
-        assert await heard == b"goodbye"
-        await stream.aclose()
-
-
 async def test_what_was_sent_before_closing_arrives(agent: Path, path: Path) -> None:
     """All of it, although the agent begins to read when the host is long gone."""
     loop = asyncio.get_running_loop()
@@ -273,39 +245,6 @@ async def test_where_nothing_listens_yet(agent: Path, path: Path) -> None:
         path.unlink()
         async with serving(path):
             await there_and_back(mux, b"now it does")
-
-
-async def test_a_full_queue_is_waited_for(agent: Path, path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(0)
-        async with relayed(agent, path) as (mux, _):
-            streams = [await mux.open() for _ in range(3)]
-            for stream in streams:
-                await stream.send(b"me")
-            loop = asyncio.get_running_loop()
-            listener.setblocking(False)
-            for _ in streams:
-                peer, _ = await loop.sock_accept(listener)
-                assert await loop.sock_recv(peer, 10) == b"me"
-                peer.close()
-            for stream in streams:
-                assert await stream.receive() == b""
-
-
-async def test_its_connections_close_when_its_stdin_ends(agent: Path, path: Path) -> None:
-    gone = asyncio.Event()
-
-    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(-1)
-        gone.set()
-
-    async with serving(path, wait):
-        relay = await RelayProcess.start(agent, path)
-        await relay.send(HELLO + pack(Kind.OPEN))
-        await relay.aclose()
-        assert relay.process.returncode == 0
-        await asyncio.wait_for(gone.wait(), 10)
 
 
 @pytest.mark.parametrize("reader", ["is stuck", "is gone"])

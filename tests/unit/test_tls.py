@@ -160,23 +160,3 @@ async def test_a_program_that_does_not_speak_our_tls(
     async with to(echo, speaks(server, tmp_path)) as wire:
         with pytest.raises(UnavailableError, match="port 443 does not speak TLS"):
             await Tls(wire).open(443)
-
-
-async def test_tls_that_breaks_is_an_error_for_both_directions(server: ssl.SSLContext) -> None:
-    garbled = asyncio.Event()
-
-    class Garbling(Wire):
-        async def receive(self, max_bytes: int = 65536) -> bytes:
-            data = await super().receive(max_bytes)
-            return b"\x17\x03\x03\x00\x20" + bytes(32) if garbled.is_set() else data
-
-    async with to(echo, server) as wire:
-        assert isinstance(wire, Wire)
-        tls = Tls(Garbling(wire._reader, wire._writer))
-        await tls.open(443)
-        garbled.set()
-        await tls.send(b"hello")
-        with pytest.raises(UnavailableError, match="broke its TLS"):
-            await tls.receive()
-        with pytest.raises(UnavailableError, match="broke its TLS"):
-            await tls.send(b"hello")

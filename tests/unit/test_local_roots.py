@@ -1,4 +1,4 @@
-"""The directory every box is mounted on: complete, the same for all, and never half made."""
+"""What a box is shown: its root, its programs, and a machine of its own size."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from capsule.model import User
+from capsule.model import MIB, Limits, Template, User
+from capsule.providers.local.cores import Cores
+from capsule.providers.local.programs import missing_on_host
 from capsule.providers.local.skeleton import (
     Made,
     Node,
-    Tree,
     for_user,
     host_tree,
     image_tree,
     prepare,
 )
+from capsule.providers.local.views import Views, visible_cpus
 
 
 @pytest.fixture
@@ -106,20 +108,6 @@ def test_many_servers_at_once_make_one_skeleton(host: Path, tmp_path: Path) -> N
     assert os.listdir(roots) == [made.pop().name]
 
 
-def test_modes_are_exact_whatever_the_umask(tmp_path: Path) -> None:
-    tree = Tree()
-    tree.dir("closed", 0o700)
-    tree.file("open", "text", 0o444)
-    old = os.umask(0o077)
-    try:
-        made = prepare(tree, tmp_path, "t")
-    finally:
-        os.umask(old)
-    assert made.stat().st_mode & 0o777 == 0o755
-    assert (made / "closed").stat().st_mode & 0o777 == 0o700
-    assert (made / "open").stat().st_mode & 0o777 == 0o444
-
-
 def test_a_link_in_an_image_is_not_followed_on_the_host(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("leak:x:7:7::/:/bin/sh\n")
@@ -143,3 +131,76 @@ def test_sudo_lies_over_an_images_own_but_over_no_link(tmp_path: Path) -> None:
     (tmp_path / "opt").symlink_to("usr/share")  # all that it leads to would be hidden
     nodes = image_tree([other, tmp_path], sudo=b"agent").nodes
     assert not [path for path in nodes if path.startswith("opt") or path.endswith("sudo")]
+
+
+@pytest.fixture
+def usr(tmp_path: Path) -> Path:
+    """A folder that boxes see, beside one that they do not."""
+    for name in ("usr/bin", "usr/lib", "home/bin"):
+        (tmp_path / name).mkdir(parents=True)
+        program = tmp_path / name / "real"
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    return tmp_path / "usr"
+
+
+def is_missing(usr: Path, name: str = "tool", *, path: str = "usr/bin") -> bool:
+    places = ":".join(str(usr.parent / place) for place in path.split(":"))
+    template = Template("t", needs=(name,), env={"PATH": places})
+    return missing_on_host(template, visible=(f"{usr}/",)) == [name]
+
+
+def test_programs_are_there_where_a_box_finds_them(usr: Path) -> None:
+    tool = usr / "bin/tool"
+    assert not is_missing(usr, "real")
+    assert is_missing(usr, "real", path="home/bin")
+    assert not is_missing(usr, "real", path="home/bin:usr/bin")
+    tool.symlink_to("../lib/real")
+    assert not is_missing(usr)
+    for target in ("nowhere", "../../home/bin/real", "tool", "../lib"):
+        tool.unlink()
+        tool.symlink_to(target)
+        assert is_missing(usr), target
+    tool.unlink()
+    tool.write_text("no program")
+    assert is_missing(usr)
+
+
+@pytest.mark.parametrize(("cpus", "shown"), [(0.1, 1), (0.5, 1), (1.0, 1), (1.5, 2), (64.0, 8)])
+def test_a_part_of_a_core_is_shown_as_one(cpus: float, shown: int) -> None:
+    assert visible_cpus(Limits(cpus=cpus), available=8) == shown
+
+
+def test_boxes_of_a_size_share_a_view(tmp_path: Path) -> None:
+    store = Views(tmp_path / "views")
+    assert store.known(1, 512 * MIB) is None
+    made = store.make(1, 512 * MIB)
+    assert store.known(1, 512 * MIB + 17) == made
+    assert store.known(2, 512 * MIB) is None
+    assert (made / "sys/devices/system/cpu/online").read_text() == "0\n"
+    assert (made / "sys/fs/cgroup/memory.max").read_text() == f"{512 * MIB}\n"
+    Views(tmp_path / "views").clear()
+    assert store.known(1, 512 * MIB) is None
+
+
+def test_boxes_are_spread_over_the_cores() -> None:
+    cores = Cores((0, 1, 2, 3))
+    picked: list[int] = []
+    for name in "abcd":
+        cores.take(name, one := cores.pick(1))
+        picked += one
+    assert picked == [0, 1, 2, 3]
+    cores.release("c")
+    assert cores.pick(1) == (2,)
+    assert cores.pick(4) == (), "who may have all of them is not bound"
+
+
+def test_a_box_is_counted_once_however_often_it_is_adopted() -> None:
+    cores = Cores((0, 1))
+    for _ in range(3):
+        cores.take("a", (0, 7))
+    cores.take("b", (1,))
+    assert cores.pick(1) == (0,)
+    for _ in range(2):
+        cores.release("b")
+    assert cores.pick(1) == (1,)
