@@ -138,7 +138,7 @@ def test_what_is_no_json_object_is_refused(payload: bytes) -> None:
         load(payload)
 
 
-NOT_JSON = [{"timeout": number} for number in (float("nan"), float("inf"))]
+NOT_JSON: list[dict[str, Any]] = [{"timeout": number} for number in (float("nan"), float("inf"))]
 NOT_JSON += [{"path": text} for text in ("\ud800", "a\udc7f", "\ud83d\udcff")]
 
 
