@@ -20,7 +20,8 @@ def load_build() -> object:
 
 
 @pytest.mark.slow  # builds the whole agent, with sanitizers
-@pytest.mark.timeout(120)
+@pytest.mark.needs("cc")
+@pytest.mark.timeout(300)
 def test_agent_units_pass_under_the_sanitizers(tmp_path: Path) -> None:
     build = load_build()
     sources = [str(ROOT / "agent" / "tests" / "unit.c")]

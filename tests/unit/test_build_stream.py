@@ -42,10 +42,12 @@ def failing(message: str, *, step: str = "RUN x", code: int | None = None) -> Ca
 @pytest.mark.parametrize(
     "removing", ["Removing intermediate container ", " ---> Removed intermediate container "]
 )
-def test_steps_and_what_they_print_are_told_apart(removing: str) -> None:
+def test_steps_pulls_and_what_they_print_are_told_apart(removing: str) -> None:
     found, events = heard(
         stream("Step 1/2 : FROM base"),
         stream("\n"),
+        {"status": "Downloading", "progressDetail": {"current": 5, "total": 10}, "id": "a1"},
+        {"status": "Digest: sha256:1", "progressDetail": None},
         stream(" ---> 2014fb7904d8\n"),
         stream("Step 2/2 : RUN echo \\\n  hello"),
         stream("\n"),
@@ -59,6 +61,8 @@ def test_steps_and_what_they_print_are_told_apart(removing: str) -> None:
     )
     assert events == [
         Step(1, 2, "FROM base"),
+        Fetch("a1", "Downloading", 5, 10),
+        Fetch("", "Digest: sha256:1"),
         Step(2, 2, "RUN echo \\ hello"),
         Log("err\n"),
         Log("hello\n"),
@@ -68,27 +72,18 @@ def test_steps_and_what_they_print_are_told_apart(removing: str) -> None:
     found.ended()
 
 
-def test_a_line_may_end_in_a_message_of_its_own() -> None:
-    _, events = heard(
-        stream("Step 1/1 : RUN pip"),
-        stream("\n"),
-        stream("\x1b[?25l 7.1/7.1 MB"),
-        stream("\n"),
-        stream("\n"),
-        stream("Collecting pytz\n"),
-    )
-    assert "".join(event.text for event in events[1:] if isinstance(event, Log)).endswith(
-        "7.1/7.1 MB\nCollecting pytz\n"
-    )
-
-
-def test_a_pull_tells_how_far_it_is() -> None:
-    detail = {"current": 5, "total": 10}
-    _, events = heard(
-        {"status": "Downloading", "progressDetail": detail, "id": "a1"},
-        {"status": "Digest: sha256:1", "progressDetail": None},
-    )
-    assert events == [Fetch("a1", "Downloading", 5, 10), Fetch("", "Digest: sha256:1")]
+def test_endless_output_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_stream, "MOST_LOG", 10)
+    _, events = heard(*(stream("abcd\n") for _ in range(5)))
+    assert events[:2] == [Log("abcd\n"), Log("abcd\n")]
+    assert len(events) == 3 and "left out" in events[2].text  # type: ignore[union-attr]
+    monkeypatch.setattr(build_stream, "MOST_LINE", 100)
+    with pytest.raises(InternalError):
+        Lines().feed(b"x" * 101)
+    tail = Tail(10)
+    for i in range(100):
+        tail.add(f"{i:03}\n")
+    assert str(tail) == "7\n098\n099\n"
 
 
 def test_a_stream_that_just_ends_is_no_success() -> None:
@@ -98,19 +93,6 @@ def test_a_stream_that_just_ends_is_no_success() -> None:
     with pytest.raises(UnavailableError, match="was cut off") as caught:
         found.ended()
     assert caught.value.details["step"] == "RUN x"
-
-
-def test_a_failing_step_is_named_with_its_output() -> None:
-    error = failing("The command returned a non-zero code: 3", code=3)
-    assert isinstance(error, InvalidError)
-    assert error.message == "step 2 of 3 failed (RUN x): the command ended with 3"
-    assert error.details == {
-        "step": "RUN x",
-        "number": 2,
-        "total": 3,
-        "exit_code": 3,
-        "output": "what it said\n",
-    }
 
 
 @pytest.mark.parametrize(
@@ -132,19 +114,11 @@ def test_failures_say_what_to_do_next(step: str, message: str, kind: type[Capsul
     assert error.details["output"] == "what it said\n"
 
 
-def test_only_the_end_of_a_long_output_is_shown() -> None:
-    tail = Tail(10)
-    for i in range(100):
-        tail.add(f"{i:03}\n")
-    assert str(tail) == "7\n098\n099\n"
-    assert len(tail._parts) < 5
-
-
-def test_endless_output_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_stream, "MOST_LOG", 10)
-    _, events = heard(*(stream("abcd\n") for _ in range(5)))
-    assert events[:2] == [Log("abcd\n"), Log("abcd\n")]
-    assert len(events) == 3 and "left out" in events[2].text  # type: ignore[union-attr]
+def test_a_failing_command_is_named_with_its_exit_code() -> None:
+    error = failing("The command returned a non-zero code: 3", code=3)
+    assert isinstance(error, InvalidError)
+    assert error.message == "step 2 of 3 failed (RUN x): the command ended with 3"
+    assert error.details.items() >= {"step": "RUN x", "number": 2, "exit_code": 3}.items()
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20))
@@ -153,12 +127,6 @@ def test_lines_are_whole_however_they_come(pieces: list[bytes]) -> None:
     found = [line for piece in pieces for line in lines.feed(piece)]
     whole = b"".join(pieces).split(b"\n")[:-1]
     assert found == [line for line in whole if line.strip()]
-
-
-def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_stream, "MOST_LINE", 100)
-    with pytest.raises(InternalError):
-        Lines().feed(b"x" * 101)
 
 
 @given(st.binary(max_size=200))

@@ -50,12 +50,6 @@ def told(**changes: Any) -> dict[str, Any]:
     return box
 
 
-def test_root_of_a_container_keeps_four_capabilities() -> None:
-    assert host()["CapDrop"] == ["ALL"]
-    assert set(host()["CapAdd"]) == {"SETUID", "SETGID", "SETPCAP", "KILL"}
-    assert not host()["Privileged"] and host()["ReadonlyRootfs"]
-
-
 @pytest.mark.parametrize("runtime", [RUNC, RUNSC])
 @pytest.mark.parametrize("disk", [None, ON_DISK])
 def test_every_tmpfs_has_a_size_that_counts_as_memory(
@@ -70,14 +64,13 @@ def test_every_tmpfs_has_a_size_that_counts_as_memory(
     own = 64 * MIB if runtime.gvisor else 0
     assert config["Memory"] == config["MemorySwap"] == 512 * MIB + total + own
     assert "/data" in config["Tmpfs"]
-
-
-def test_what_is_on_a_disk_is_bound_and_not_in_memory() -> None:
-    config = host(disk=ON_DISK)
-    assert set(config["Tmpfs"]) <= {"/dev/shm"}
-    assert {mount["Source"]: mount["Target"] for mount in config["Mounts"]} == ON_DISK
-    assert "data" not in told(disk=ON_DISK)["rlimits"]
-    assert told()["rlimits"]["data"] == 512 * MIB
+    bound = {mount["Source"]: mount["Target"] for mount in config["Mounts"]}
+    assert bound == (disk or {}) and not set(config["Tmpfs"]) & {"/workspace"} & set(bound.values())
+    assert (
+        plan.container(PARTS, replace(FACTS, limits=frozenset()))["HostConfig"]
+        .keys()
+        .isdisjoint({"Memory", "MemorySwap", "CpuQuota", "PidsLimit"})
+    )
 
 
 def test_processes_are_counted_by_the_cgroup_and_in_gvisor_by_its_kernel() -> None:
@@ -85,12 +78,6 @@ def test_processes_are_counted_by_the_cgroup_and_in_gvisor_by_its_kernel() -> No
     assert "nproc" not in told()["rlimits"]  # boxes share the uid on the host
     assert host(runtime=RUNSC)["PidsLimit"] >= 1024
     assert told(runtime=RUNSC)["rlimits"]["nproc"] == 99
-
-
-def test_what_the_engine_cannot_limit_is_not_asked_for() -> None:
-    bare = replace(FACTS, limits=frozenset())
-    config = plan.container(PARTS, bare)["HostConfig"]
-    assert not {"Memory", "MemorySwap", "CpuQuota", "PidsLimit"} & set(config)
 
 
 def test_the_containers_filter_is_the_programs_and_what_the_agent_needs() -> None:
@@ -124,9 +111,12 @@ def test_nothing_of_the_image_or_the_server_runs_or_is_passed_on() -> None:
     assert body["User"] == "0:0" and body["Cmd"] == ["container"]
     assert body["Healthcheck"] == {"Test": ["NONE"]}
     assert len(body["Env"]) == 1
-    assert body["HostConfig"]["NetworkMode"] == "none" and body["NetworkDisabled"]
-    assert body["HostConfig"]["LogConfig"]["Type"] == "none"
-    assert body["HostConfig"]["RestartPolicy"] == {"Name": "no"}
+    config = body["HostConfig"]
+    assert config["CapDrop"] == ["ALL"] and not config["Privileged"] and config["ReadonlyRootfs"]
+    assert set(config["CapAdd"]) == {"SETUID", "SETGID", "SETPCAP", "KILL"}
+    assert config["NetworkMode"] == "none" and body["NetworkDisabled"]
+    assert config["LogConfig"]["Type"] == "none"
+    assert config["RestartPolicy"] == {"Name": "no"}
 
 
 def test_an_update_has_what_a_create_would_have() -> None:
@@ -136,11 +126,7 @@ def test_an_update_has_what_a_create_would_have() -> None:
     assert body is not None
     assert {name: host(disk=ON_DISK, limits=wanted)[name] for name in body} == body
     assert set(body) == {"Memory", "MemorySwap", "CpuPeriod", "CpuQuota", "PidsLimit"}
-
-
-def test_what_was_settled_at_the_start_is_not_updated() -> None:
-    on_disk = replace(PARTS, disk=ON_DISK)
-    for change in ({"disk": MIB}, {"inodes": 77}, {"open_files": 9}):
+    for change in ({"disk": MIB}, {"inodes": 77}, {"open_files": 9}):  # settled at the start
         assert plan.adjusted(on_disk, FACTS, replace(PARTS.limits, **change)) is None
     less = replace(PARTS.limits, memory=64 * MIB)
     assert plan.adjusted(PARTS, FACTS, less) is None  # what it writes is in memory

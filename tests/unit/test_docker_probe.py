@@ -46,21 +46,25 @@ def as_uid(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda uid: monkeypatch.setattr(os, "geteuid", lambda: uid)
 
 
-def test_runtimes_are_known_by_their_program() -> None:
-    levels = {name: runtime.isolation for name, runtime in told().runtimes.items()}
-    container, gvisor = Isolation.CONTAINER, Isolation.GVISOR
-    assert levels == {"runc": container, "runsc": gvisor, "closed": gvisor, "kata": container}
-
-
 @pytest.mark.parametrize(
-    ("runtime", "way"),
-    [("runc", "socket"), ("kata", "socket"), ("runsc", "socket"), ("closed", "engine")],
+    ("runtime", "level", "way"),
+    [
+        ("runc", Isolation.CONTAINER, "socket"),
+        ("kata", Isolation.CONTAINER, "socket"),
+        ("runsc", Isolation.GVISOR, "socket"),
+        ("closed", Isolation.GVISOR, "engine"),
+    ],
 )
-def test_a_runtime_must_let_sockets_out(runtime: str, way: str, as_uid: Any) -> None:
+def test_a_runtime_is_known_by_its_program_and_must_let_sockets_out(
+    runtime: str, level: Isolation, way: str, as_uid: Any
+) -> None:
     as_uid(0)
     found = told()
+    assert found.runtime(runtime).isolation is level
     assert transport.choose("auto", found, found.runtime(runtime)) == way
     assert transport.choose("engine", found, found.runtime(runtime)) == "engine"
+    with pytest.raises(NotSupportedError, match=r"no runtime .nosuch.*runsc"):
+        found.runtime("nosuch")
 
 
 @pytest.mark.parametrize(
@@ -68,24 +72,21 @@ def test_a_runtime_must_let_sockets_out(runtime: str, way: str, as_uid: Any) -> 
     [
         (1000, {}, HERE),  # a member of the group docker
         (0, {"SecurityOptions": ["name=userns"]}, HERE),
-        (0, {"SecurityOptions": ["name=rootless"]}, HERE),  # somebody else's
+        (0, {"SecurityOptions": ["name=rootless"]}, HERE),  # of another user
         (0, {"OperatingSystem": "Docker Desktop"}, HERE),
         (0, {}, Address("http://far.example:2375")),
         (0, {}, Address("ssh://far.example")),
     ],
 )
-def test_where_root_inside_is_not_us_no_folder_is_shared(
-    uid: int, info: dict[str, Any], where: Address, as_uid: Any
+def test_folders_are_shared_where_root_inside_is_the_server(
+    uid: int, info: dict[str, Any], where: Address, tmp_path: Path, as_uid: Any
 ) -> None:
     as_uid(uid)
     assert not told(where, **info).shares_root
-
-
-def test_a_rootless_engine_of_ones_own_shares_folders(tmp_path: Path, as_uid: Any) -> None:
-    socket = tmp_path / "docker.sock"
-    socket.touch()
-    as_uid(socket.stat().st_uid)
-    assert told(Address(f"unix://{socket}"), SecurityOptions=["name=rootless"]).shares_root
+    (tmp_path / "own.sock").touch()
+    as_uid((tmp_path / "own.sock").stat().st_uid)
+    own = Address(f"unix://{tmp_path}/own.sock")
+    assert told(own, SecurityOptions=["name=rootless"]).shares_root
 
 
 def test_limits_that_the_engine_cannot_enforce_are_told() -> None:
@@ -98,12 +99,6 @@ def test_limits_that_the_engine_cannot_enforce_are_told() -> None:
     assert memory == ["memory", "inodes"]
 
 
-def test_an_unknown_runtime_is_not_supported() -> None:
-    with pytest.raises(NotSupportedError, match="no runtime 'nosuch'") as caught:
-        told().runtime("nosuch")
-    assert caught.value.hint is not None and "runsc" in caught.value.hint
-
-
 def test_an_agent_for_another_machine_is_refused(tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     agent.write_bytes(b"\x7fELF" + bytes(14) + (183).to_bytes(2, "little"))
@@ -112,35 +107,26 @@ def test_an_agent_for_another_machine_is_refused(tmp_path: Path) -> None:
     probe.check_agent(agent, told(Architecture="aarch64"))
 
 
-@pytest.mark.parametrize(
-    ("newest", "oldest", "version"),
-    [("1.41", "1.12", "v1.41"), ("1.47", "1.24", "v1.47"), ("1.99", "1.44", "v1.51")],
-)
-def test_both_sides_agree_on_a_version(newest: str, oldest: str, version: str) -> None:
-    assert agreed({"ApiVersion": newest, "MinAPIVersion": oldest}) == version
+def test_both_sides_agree_on_a_version() -> None:
+    def between(oldest: str, newest: str) -> str:
+        return agreed({"ApiVersion": newest, "MinAPIVersion": oldest})
+
+    assert between("1.12", "1.41") == "v1.41"
+    assert between("1.24", "1.47") == "v1.47"
+    assert between("1.44", "1.99") == "v1.51"
+    for oldest, newest in (("1.12", "1.40"), ("2.0", "2.3"), ("", "x")):
+        with pytest.raises(NotSupportedError, match=r"Capsule 1\.41 to"):
+            between(oldest, newest)
 
 
-@pytest.mark.parametrize(("newest", "oldest"), [("1.40", "1.12"), ("2.3", "2.0"), ("x", "")])
-def test_without_a_version_in_common_there_is_none(newest: str, oldest: str) -> None:
-    with pytest.raises(NotSupportedError, match=r"Capsule 1\.41 to"):
-        agreed({"ApiVersion": newest, "MinAPIVersion": oldest})
+def test_names_of_images_have_a_tag() -> None:
+    assert split_tag("python") == ("python", "latest")
+    assert split_tag("registry.example:5000/x") == ("registry.example:5000/x", "latest")
+    assert split_tag("registry.example:5000/x:1") == ("registry.example:5000/x", "1")
+    assert split_tag("x@sha256:abc") == ("x", "sha256:abc")
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("python", ("python", "latest")),
-        ("python:3.13", ("python", "3.13")),
-        ("registry.example:5000/x", ("registry.example:5000/x", "latest")),
-        ("registry.example:5000/x:1", ("registry.example:5000/x", "1")),
-        ("x@sha256:abc", ("x", "sha256:abc")),
-    ],
-)
-def test_names_of_images_have_a_tag(name: str, parts: tuple[str, str]) -> None:
-    assert split_tag(name) == parts
-
-
-def test_the_engine_is_where_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_engine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
     env = {"DOCKER_HOST": "unix:///run/a.sock"}
@@ -149,19 +135,10 @@ def test_the_engine_is_where_one_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(address, "find_spec", lambda name: object())
     assert address.find("ssh://me@host", env).socket is None
     monkeypatch.setattr(address, "find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match="takes the package asyncssh") as missing:
+    with pytest.raises(UnavailableError, match=r"takes the package asyncssh.*docker-ssh"):
         address.find("ssh://me@host", env)
-    assert "docker-ssh" in str(missing.value.hint)
     with pytest.raises(InvalidError, match="not the address of a Docker Engine"):
         address.find("ftp://host", env)
-
-
-def test_without_any_engine_it_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
     monkeypatch.setattr(address, "SOCKETS", ())
-    with pytest.raises(UnavailableError, match="no Docker Engine found") as caught:
+    with pytest.raises(UnavailableError, match=r"no Docker Engine found.*CAPSULE_DOCKER_HOST"):
         address.find(None, {})
-    assert caught.value.hint is not None and "CAPSULE_DOCKER_HOST" in caught.value.hint

@@ -1,4 +1,4 @@
-"""Importing images: the honest ones are all there, the hostile ones leave nothing."""
+"""Imports of images: honest archives come whole, hostile ones are refused and leave nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,9 @@ from capsule.errors import (
     NotSupportedError,
     TooLargeError,
 )
-from capsule.providers.local import images, unpack
-from capsule.providers.local.image_store import ImageStore
+from capsule.providers.local import images
 from capsule.providers.local.images import Caps, importing, layers, list_images, remove_image
 from capsule.providers.local.removal import remove_tree
-from tests.support import wait_for
 from tests.support.users import User
 
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
@@ -177,15 +175,6 @@ def tree(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
 
-def left_behind(store: Path) -> list[str]:
-    """Everything in a store but its folders and its lock."""
-    return [
-        str(path.relative_to(store))
-        for path in store.rglob("*")
-        if path.relative_to(store).parts not in (("images",), ("layers",), ("work",), ("lock",))
-    ]
-
-
 # What honest archives become
 
 
@@ -199,38 +188,16 @@ def test_layers_are_unpacked_with_the_top_first(pack: Callable[..., bytes], stor
     assert (top / "etc/passwd").read_bytes() == b"changed"
     assert os.readlink(base / "bin") == "usr/bin"
     assert (base / "usr/bin/python").samefile(base / "usr/bin/python3")
-    assert not left_behind_work(store)
+    assert not left_behind(store)
 
 
-def left_behind_work(store: Path) -> list[Path]:
+def left_behind(store: Path) -> list[Path]:
+    """What is in a store's folder of work in progress."""
     return list((store / "work").iterdir())
 
 
-def test_a_hybrid_archive_of_newer_docker_is_read(store: Path) -> None:
-    config = config_of([BASE])
-    manifest = oci_manifest(BASE, config=config)
-    listed = [{"Config": f"blobs/sha256/{sha(config)}", "Layers": [f"blobs/sha256/{sha(BASE)}"]}]
-    data = tar(
-        *(blob(each) for each in (config, BASE, manifest)),
-        file("index.json", json.dumps({"manifests": [descriptor(manifest)]}).encode()),
-        file("oci-layout", b"{}"),
-        file("manifest.json", json.dumps(listed).encode()),
-    )
-    assert load(data, store).layers == (sha(BASE),)
-
-
-def test_equal_layers_that_docker_saved_as_links_are_found(store: Path) -> None:
-    config = config_of([BASE, TOP, BASE])
-    names = ["a/layer.tar", "b/layer.tar", "c/layer.tar"]
-    data = tar(
-        file("c.json", config),
-        file("a/layer.tar", BASE),
-        file("b/layer.tar", TOP),
-        symlink("c/layer.tar", "../a/layer.tar"),
-        file("manifest.json", json.dumps([{"Config": "c.json", "Layers": names}]).encode()),
-    )
-    # Overlayfs refuses a layer that comes twice: the upper one stays.
-    assert load(data, store).layers == (sha(TOP), sha(BASE))
+def kept_layers(store: Path) -> list[str]:
+    return sorted(path.name for path in (store / "layers").iterdir() if path.is_dir())
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
@@ -248,22 +215,6 @@ def test_every_tar_dialect_is_read(format: int, store: Path) -> None:
     load(tar(file(long, b"far"), symlink("l", "t" * 99), format=format), store)
     (layer,) = layers("app", store)
     assert (layer / long).read_bytes() == b"far"
-
-
-def test_gnu_tar_and_our_reader_agree(tmp_path: Path, store: Path) -> None:
-    source = tmp_path / "root"
-    (source / "dir/ünïcode \n name").mkdir(parents=True)
-    (source / "dir/big").write_bytes(os.urandom(1_000_001))
-    (source / "dir/link").symlink_to("../dir/big")
-    os.link(source / "dir/big", source / "dir/same")
-    archive = tmp_path / "root.tar"
-    subprocess.run(["tar", "-C", source, "-cf", archive, "."], check=True)
-    with importing(archive, "app", store):
-        pass
-    (layer,) = layers("app", store)
-    assert tree(layer) == tree(source)
-    assert (layer / "dir/big").read_bytes() == (source / "dir/big").read_bytes()
-    assert (layer / "dir/same").samefile(layer / "dir/big")
 
 
 def test_modes_and_times_are_kept_and_special_bits_dropped(store: Path) -> None:
@@ -297,74 +248,31 @@ def test_deletions_become_what_overlayfs_takes_for_them(store: Path) -> None:
     assert stat.S_ISCHR(gone.st_mode) and gone.st_rdev == 0
     assert os.getxattr(top / "data", "user.overlay.opaque") == b"y"
     assert tree(top / "data") == ["new"]
-
-
-def test_a_folder_made_anew_hides_the_deleted_one(store: Path) -> None:
-    for name, entries in {
-        "first": (file(".wh.data"), folder("data"), file("data/new")),
-        "last": (folder("data"), file("data/new"), file(".wh.data")),
-    }.items():
+    anew, deletion = (folder("data"), file("data/new")), file(".wh.data")
+    for name, entries in {"first": (deletion, *anew), "last": (*anew, deletion)}.items():
         load(docker_save(BASE, tar(*entries)), store, name)
-        top, _ = layers(name, store)
-        assert os.getxattr(top / "data", "user.overlay.opaque") == b"y"
-
-
-def test_a_layer_that_hides_everything_is_the_lowest_to_mount(store: Path) -> None:
-    load(docker_save(BASE, tar(file(".wh..wh..opq"), file("only"))), store)
-    assert [tree(layer) for layer in layers("app", store)] == [["only"]]
+        assert os.getxattr(layers(name, store)[0] / "data", "user.overlay.opaque") == b"y"
+    load(docker_save(BASE, tar(file(".wh..wh..opq"), file("only"))), store, "all")
+    assert [tree(layer) for layer in layers("all", store)] == [["only"]]
 
 
 MERGED = {
-    "bin",
-    "data",
-    "data/new",
-    "etc",
-    "etc/passwd",
-    "usr",
-    "usr/bin",
-    "usr/bin/python",
-    "usr/bin/python3",
+    *("bin", "data", "data/new", "etc", "etc/passwd"),
+    *("usr", "usr/bin", "usr/bin/python", "usr/bin/python3"),
 }
 
 
-@pytest.mark.usefixtures("as_root")
-@pytest.mark.parametrize("options", ["", ",userxattr"])
-def test_mounted_layers_show_the_image(options: str, store: Path, tmp_path: Path) -> None:
+def test_mounted_layers_show_the_image(store: Path, tmp_path: Path) -> None:
     load(docker_save(BASE, TOP), store)
-    found = _mounted(tmp_path, ":".join(map(str, layers("app", store))), options, [])
-    assert found == MERGED
-
-
-def test_an_ordinary_user_imports_and_mounts(as_user: User) -> None:
-    (as_user.home / "image.tar").write_bytes(docker_save(BASE, TOP))
-    code = (
-        "import sys; from pathlib import Path; from capsule.providers.local import images\n"
-        "store = Path(sys.argv[1], 'store')\n"
-        "with images.importing(Path(sys.argv[1], 'image.tar'), 'app', store): pass\n"
-        "print(':'.join(map(str, images.layers('app', store))))"
-    )
-    ended = as_user.run(as_user.python, "-c", code, str(as_user.home))
-    assert ended.returncode == 0, ended.stderr
-    script = _mount_script(as_user.home, ended.stdout.strip(), ",userxattr")
-    mounted = as_user.run("unshare", "-Urm", "sh", "-ec", script)
-    if "unshare" in mounted.stderr:
-        pytest.skip(f"no user namespaces for users: {mounted.stderr.strip()}")
-    assert set(mounted.stdout.split()) == MERGED
-
-
-def _mount_script(place: Path, lower: str, options: str) -> str:
-    return (
-        f"mkdir {place}/m && mount -t overlay -o ro,lowerdir={lower}{options} none {place}/m && "
-        f"cd {place}/m && find . -mindepth 1 | cut -c3-"
-    )
-
-
-def _mounted(place: Path, lower: str, options: str, prefix: list[str]) -> set[str]:
-    script = _mount_script(place, lower, options)
-    ended = subprocess.run(
-        [*prefix, "unshare", "-m", "sh", "-ec", script], capture_output=True, text=True, check=True
-    )
-    return set(ended.stdout.split())
+    point = tmp_path / "mounted"
+    point.mkdir()
+    options = f"ro,userxattr,lowerdir={':'.join(map(str, layers('app', store)))}"
+    script = f"mount -t overlay -o {options} none {point}; cd {point}; find . -mindepth 1"
+    unshare = ["unshare", "-m" if os.geteuid() == 0 else "-Urm", "sh", "-ec", script]
+    ended = subprocess.run(unshare, capture_output=True, text=True)
+    if "unshare" in ended.stderr or "mount" in ended.stderr:
+        pytest.skip(f"this kernel does not let users mount overlays: {ended.stderr.strip()}")
+    assert {line.removeprefix("./") for line in ended.stdout.splitlines()} == MERGED
 
 
 @pytest.mark.parametrize("why", ["no whiteouts", "too many layers"])
@@ -382,19 +290,6 @@ def test_layers_are_flattened_where_they_must(
     assert (flat / "etc/passwd").read_bytes() == b"changed"
 
 
-def test_flattening_keeps_what_the_same_layer_brought(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "whiteouts_work", lambda _: False)
-    top = tar(
-        file("data/sub/mine"), file("data/.wh..wh..opq"), file("etc/hosts"), file("etc/.wh.hosts")
-    )
-    load(docker_save(BASE, top), store)
-    (flat,) = layers("app", store)
-    assert tree(flat / "data") == ["sub", "sub/mine"]
-    assert (flat / "etc/hosts").exists()
-
-
 def test_the_config_is_kept_for_template_defaults(store: Path) -> None:
     config = load(docker_save(BASE), store).config
     assert config.env == {"PATH": "/opt/bin:/usr/bin", "A": "b=c"}
@@ -402,13 +297,6 @@ def test_the_config_is_kept_for_template_defaults(store: Path) -> None:
     assert (config.entrypoint, config.cmd) == ((), ("python3",))
     (listed,) = list_images(store)
     assert listed.config == config
-
-
-def test_programs_are_found_through_layers_and_deletions(store: Path) -> None:
-    load(docker_save(BASE, TOP), store)
-    wanted = ["python3", "gone", "node", "bin"]
-    found = images.find_programs(layers("app", store), wanted, "/usr/bin:/bin:/usr")
-    assert found == {"python3"}
 
 
 def test_programs_are_found_through_links_that_stay_inside(store: Path) -> None:
@@ -430,6 +318,9 @@ def test_programs_are_found_through_links_that_stay_inside(store: Path) -> None:
     for path in ("/usr/bin", "/sbin"):
         found = images.find_programs(layers("app", store), wanted, path)
         assert found == {"absolute", "relative", "above"}
+    load(docker_save(BASE, TOP), store, "other")
+    wanted = ["python3", "gone", "node", "bin"]
+    assert images.find_programs(layers("other", store), wanted, "/usr/bin:/bin:/usr") == {"python3"}
 
 
 def test_the_platform_of_this_machine_is_picked(store: Path) -> None:
@@ -471,12 +362,13 @@ def test_layers_are_shared_and_dropped_with_their_last_image(store: Path) -> Non
     load(docker_save(BASE, TOP), store, "one")
     load(oci(BASE), store, "two")
     remove_image("one", store)
+    gone = store / "images" / "gone.json"
+    gone.symlink_to("nowhere")  # an image that is removed meanwhile
     assert [image.name for image in list_images(store)] == ["two"]
-    assert sorted(path.name for path in (store / "layers").iterdir() if path.is_dir()) == [
-        sha(BASE)
-    ]
+    assert kept_layers(store) == [sha(BASE)]
+    gone.unlink()
     remove_image("two", store)
-    assert not left_behind(store)
+    assert not kept_layers(store) and not left_behind(store)
 
 
 def test_a_name_is_taken_once_unless_it_is_to_be_replaced(store: Path) -> None:
@@ -496,66 +388,32 @@ def test_a_failed_replacement_leaves_the_image_that_was_there(store: Path) -> No
         raise ZeroDivisionError
     assert [folder.name for folder in layers("app", store)] == [sha(BASE)]
     assert not (store / "layers" / sha(TOP)).exists()
-    assert not left_behind_work(store)
+    assert not left_behind(store)
     with pytest.raises(InvalidError):
         load(bad_checksum(), store, replace=True)
     assert (layers("app", store)[0] / "etc/passwd").read_bytes() == b"root"
 
 
-@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "A", "x" * 129, "a\0", "a b"])
-def test_names_that_are_no_names_are_refused(name: str, store: Path) -> None:
-    with pytest.raises(InvalidError, match="not a name"):
-        load(BASE, store, name)
-    with pytest.raises(InvalidError, match="not a name"):
-        layers(name, store)
-
-
-def test_missing_things_are_named(store: Path, tmp_path: Path) -> None:
+def test_names_are_checked_and_missing_images_named(store: Path, tmp_path: Path) -> None:
+    for name in ("", "..", ".hidden", "a/b", "A", "x" * 129, "a\0", "a b"):
+        with pytest.raises(InvalidError, match="not a name"):
+            load(BASE, store, name)
+        with pytest.raises(InvalidError, match="not a name"):
+            layers(name, store)
     with pytest.raises(NotFoundError, match="no image: app"):
         layers("app", store)
-    with (
-        pytest.raises(NotFoundError, match="nowhere"),
-        importing(tmp_path / "nowhere.tar", "app", store),
-    ):
+    missing = importing(tmp_path / "nowhere.tar", "app", store)
+    with pytest.raises(NotFoundError, match="nowhere"), missing:
         pass
     assert list_images(store) == []
 
 
 def test_imports_side_by_side_share_their_layers(store: Path) -> None:
     data = docker_save(BASE, TOP)
-    failures: list[BaseException] = []
-
-    def one(i: int) -> None:
-        try:
-            load(data, store, f"app{i}")
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: load(data, store, f"app{i}"), range(8)))
     assert {image.layers for image in list_images(store)} == {(sha(BASE), sha(TOP))}
-    assert not left_behind_work(store)
-
-
-def test_a_removal_waits_for_imports(store: Path) -> None:
-    load(docker_save(BASE), store)
-    remover = threading.Thread(target=remove_image, args=("app", store))
-    with ImageStore(store).importing():
-        remover.start()
-        wait_for(lambda: not list_images(store), what="the record is gone")
-        assert (store / "layers" / sha(BASE)).is_dir(), "an import may be about to use it"
-    remover.join(timeout=10)
     assert not left_behind(store)
-
-
-def test_a_list_is_made_without_what_is_removed_meanwhile(store: Path) -> None:
-    load(docker_save(BASE), store)
-    (store / "images" / "gone.json").symlink_to("nowhere")  # a name whose record is gone
-    assert [image.name for image in list_images(store)] == ["app"]
 
 
 KILLED_IMPORT = """
@@ -577,13 +435,14 @@ with images.importing(archive, "app", store):
 
 
 @pytest.mark.slow  # an importer is killed again and again
+@pytest.mark.timeout(60)
 def test_a_killed_import_leaves_no_image_and_the_next_one_clears_up(
     store: Path, tmp_path: Path
 ) -> None:
     archive = tmp_path / "image.tar"
     archive.write_bytes(docker_save(BASE, TOP))
     killed = 0
-    for step in range(5, 400, 23):
+    for step in range(5, 400, 40):
         run = subprocess.run([sys.executable, "-c", KILLED_IMPORT, str(step), archive, store])
         if run.returncode == 0:
             break
@@ -591,17 +450,16 @@ def test_a_killed_import_leaves_no_image_and_the_next_one_clears_up(
         for image in list_images(store):  # it was killed after the record: then all is there
             assert len(layers(image.name, store)) == 2
             remove_image(image.name, store)
-    assert killed > 10
+    assert killed > 5
     load(docker_save(BASE), store, "other")
-    assert not left_behind_work(store)
-    assert {path.name for path in (store / "layers").iterdir() if path.is_dir()} >= {sha(BASE)}
+    assert not left_behind(store)
+    assert sha(BASE) in kept_layers(store)
 
 
 # Hostile archives
 
 
 OUTSIDE = "../../../outside"
-CYCLE = tar(symlink("a", "b"), symlink("b", "a"), file("a/x"))
 
 
 def bad_checksum() -> bytes:
@@ -629,76 +487,66 @@ def negative_size() -> bytes:
     return bytes(header) + bytes(1024)
 
 
-HOSTILE: dict[str, tuple[bytes, type[CapsuleError], str]] = {
-    "parent folder": (tar(file(OUTSIDE)), InvalidError, "leaves its root"),
-    "parent in the middle": (tar(file("a/../../outside")), InvalidError, "leaves its root"),
-    "planted link, absolute": (
-        tar(symlink("out", "{outside}"), file("out/evil")),
-        InvalidError,
-        "behind a link",
-    ),
-    "planted link, relative": (
-        tar(symlink("out", "../../.."), file("out/outside/evil")),
-        InvalidError,
-        "behind a link",
-    ),
-    "planted link in the middle": (
+INVALID = {
+    "parent folder": (tar(file(OUTSIDE)), "leaves its root"),
+    "parent in the middle": (tar(file("a/../../outside")), "leaves its root"),
+    "absolute link": (tar(symlink("out", "{outside}"), file("out/evil")), "behind a link"),
+    "relative link": (tar(symlink("out", "../../.."), file("out/outside/x")), "behind a link"),
+    "link in the middle": (
         tar(folder("a"), symlink("a/b", "{outside}"), file("a/b/c/d")),
-        InvalidError,
         "behind a link",
     ),
-    "folder through a link": (
-        tar(symlink("out", "{outside}"), folder("out/evil")),
-        InvalidError,
-        "behind a link",
-    ),
-    "deletion through a link": (
-        tar(symlink("out", "{outside}"), file("out/.wh.victim")),
-        InvalidError,
-        "behind a link",
-    ),
-    "opaque through a link": (
-        tar(symlink("out", "{outside}"), file("out/.wh..wh..opq")),
-        InvalidError,
-        "behind a link",
-    ),
-    "hard link outside": (tar(hardlink("x", OUTSIDE + "/victim")), InvalidError, "leaves its root"),
-    "hard link, absolute": (tar(hardlink("x", "{outside}/victim")), InvalidError, "missing file"),
-    "hard link through a link": (
+    "folder through a link": (tar(symlink("o", "{outside}"), folder("o/x")), "behind a link"),
+    "deletion by a link": (tar(symlink("o", "{outside}"), file("o/.wh.victim")), "behind a link"),
+    "opaque by a link": (tar(symlink("o", "{outside}"), file("o/.wh..wh..opq")), "behind a link"),
+    "hard link outside": (tar(hardlink("x", OUTSIDE + "/victim")), "leaves its root"),
+    "hard link, absolute": (tar(hardlink("x", "{outside}/victim")), "missing file"),
+    "hard link by a link": (
         tar(symlink("out", "{outside}"), hardlink("x", "out/victim")),
-        InvalidError,
         "behind a link",
     ),
-    "hard link to a folder": (tar(folder("d"), hardlink("x", "d")), InvalidError, "no file"),
-    "hard link to the root": (tar(hardlink("x", "/")), InvalidError, "its root"),
-    "links in a circle": (CYCLE, InvalidError, "behind a link"),
-    "a link as the root": (tar(symlink(".", "/etc")), InvalidError, "the root itself"),
-    "deletion of ..": (tar(file("a/.wh...")), InvalidError, "cannot be"),
-    "deletion of .": (tar(file("a/.wh..")), InvalidError, "cannot be"),
-    "deletion of nothing": (tar(file("a/.wh.")), InvalidError, "cannot be"),
-    "inside a deletion": (tar(file(".wh.a/b")), InvalidError, "deleted folder"),
-    "byte bomb": (tar(file("big", bytes(1_500_000))), TooLargeError, "more than 1000000 bytes"),
-    "gzip bomb": (gzip.compress(tar(file("big", bytes(9_000_000)))), TooLargeError, "more than"),
-    "entry bomb": (tar(*(folder(f"d{i}") for i in range(600))), TooLargeError, "more than 500"),
+    "hard link to a folder": (tar(folder("d"), hardlink("x", "d")), "no file"),
+    "hard link to the root": (tar(hardlink("x", "/")), "its root"),
+    "links in a circle": (tar(symlink("a", "b"), symlink("b", "a"), file("a/x")), "behind a link"),
+    "a link as the root": (tar(symlink(".", "/etc")), "the root itself"),
+    "deletion of ..": (tar(file("a/.wh...")), "cannot be"),
+    "deletion of .": (tar(file("a/.wh..")), "cannot be"),
+    "deletion of nothing": (tar(file("a/.wh.")), "cannot be"),
+    "inside a deletion": (tar(file(".wh.a/b")), "deleted folder"),
+    "pax bomb": (pax_bomb(), "extended header of"),
+    "negative size": (negative_size(), "damaged"),
+    "bad checksum": (bad_checksum(), "checksum"),
+    "cut off": (BASE[:700], "cut off"),
+    "cut off, gzip": (gzip.compress(BASE)[:-20], "damaged"),
+    "no end": (without_end(), "cut off"),
+    "empty": (b"", "cut off"),
+    "not a tar": (b"hello world" * 100, "not a tar"),
+    "sparse": (tar(info("s", tarfile.GNUTYPE_SPARSE)), "sparse"),
+}
+TOO_LARGE = {
+    "byte bomb": (tar(file("big", bytes(1_500_000))), "more than 1000000 bytes"),
+    "gzip bomb": (gzip.compress(tar(file("big", bytes(9_000_000)))), "more than"),
+    "entry bomb": (tar(*(folder(f"d{i}") for i in range(600))), "more than 500"),
     "implicit folders": (
         tar(*(file(f"{i}/" + "d/" * 50 + "f") for i in range(12))),
-        TooLargeError,
         "more than 500",
     ),
-    "too deep": (tar(file("d/" * 100 + "f")), TooLargeError, "64 folders deep"),
-    "too long a name": (tar(file("n" * 256)), TooLargeError, "too long a name"),
-    "too long a path": (tar(file(("n" * 200 + "/") * 30 + "x")), TooLargeError, "too long a name"),
-    "pax bomb": (pax_bomb(), InvalidError, "extended header of"),
-    "negative size": (negative_size(), InvalidError, "damaged"),
-    "bad checksum": (bad_checksum(), InvalidError, "checksum"),
-    "cut off": (BASE[:700], InvalidError, "cut off"),
-    "cut off, gzip": (gzip.compress(BASE)[:-20], InvalidError, "damaged"),
-    "no end": (without_end(), InvalidError, "cut off"),
-    "empty": (b"", InvalidError, "cut off"),
-    "not a tar": (b"hello world" * 100, InvalidError, "not a tar"),
-    "sparse": (tar(info("s", tarfile.GNUTYPE_SPARSE)), InvalidError, "sparse"),
-    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(600), NotSupportedError, "zstd"),
-    "xz": (b"\xfd7zXZ\0" + bytes(600), NotSupportedError, "xz"),
+    "too deep": (tar(file("d/" * 100 + "f")), "64 folders deep"),
+    "too long a name": (tar(file("n" * 256)), "too long a name"),
+    "too long a path": (tar(file(("n" * 200 + "/") * 30 + "x")), "too long a name"),
+}
+NOT_SUPPORTED = {
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(600), "zstd.*docker save"),
+    "xz": (b"\xfd7zXZ\0" + bytes(600), "xz"),
+}
+HOSTILE: dict[str, tuple[type[CapsuleError], bytes, str]] = {
+    name: (error, *attack)
+    for error, attacks in {
+        InvalidError: INVALID,
+        TooLargeError: TOO_LARGE,
+        NotSupportedError: NOT_SUPPORTED,
+    }.items()
+    for name, attack in attacks.items()
 }
 SMALL = Caps(bytes=1_000_000, entries=500, depth=64)
 
@@ -708,10 +556,11 @@ SMALL = Caps(bytes=1_000_000, entries=500, depth=64)
 def test_hostile_archives_are_refused_and_leave_nothing(
     attack: str, flatten: bool, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, error, message = HOSTILE[attack]
+    error, data, message = HOSTILE[attack]
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "victim").write_text("alive")
+    victim = outside / "victim"
+    victim.write_text("alive")
     if b"{outside}" in data:
         data = retargeted(data, str(outside))
     if flatten:
@@ -719,11 +568,9 @@ def test_hostile_archives_are_refused_and_leave_nothing(
         data = docker_save(tar(file("first")), data) if b"ustar" in data[:512] else data
     with pytest.raises(error, match=message):
         load(data, store, caps=SMALL)
-    assert list_images(store) == []
+    assert list_images(store) == [] and not left_behind(store)
     assert tree(outside) == ["victim"]
-    assert (outside / "victim").read_text() == "alive"
-    assert (outside / "victim").stat().st_nlink == 1
-    assert not left_behind_work(store)
+    assert (victim.read_text(), victim.stat().st_nlink) == ("alive", 1)
 
 
 def retargeted(data: bytes, outside: str) -> bytes:
@@ -735,17 +582,6 @@ def retargeted(data: bytes, outside: str) -> bytes:
             stream = archive.extractfile(member) if member.isreg() else None
             entries.append((member, stream.read()) if stream else member)
     return tar(*entries)
-
-
-def test_a_planted_link_is_replaced_not_followed(store: Path, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("alive")
-    entries = (symlink("x", str(victim)), file("x", b"evil", mode=0o777))
-    load(tar(*entries), store)
-    (layer,) = layers("app", store)
-    assert (layer / "x").read_bytes() == b"evil"
-    assert not (layer / "x").is_symlink()
-    assert victim.read_text() == "alive"
 
 
 def test_a_link_of_a_lower_layer_is_not_followed_by_the_next(
@@ -761,23 +597,25 @@ def test_a_link_of_a_lower_layer_is_not_followed_by_the_next(
     assert tree(outside) == []
 
 
-def test_absolute_paths_stay_inside(store: Path) -> None:
-    load(tar(file("/etc/capsule-was-here"), file("//x")), store)
-    assert tree(layers("app", store)[0]) == ["etc", "etc/capsule-was-here", "x"]
-    assert not Path("/etc/capsule-was-here").exists()
-
-
-def test_a_hard_link_does_not_let_a_later_member_write_through(store: Path) -> None:
-    entries = (file("a", b"first"), hardlink("b", "a"), file("b", b"second"))
+def test_later_members_replace_earlier_ones_and_stay_inside(store: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("alive")
+    entries = (
+        *(symlink("x", str(victim)), file("x", b"evil", mode=0o777)),
+        *(file("first", b"1"), hardlink("second", "first"), file("second", b"2")),
+        *(file("a/b/c"), file("a"), file("d"), folder("d"), file("d/e")),
+        *(file("/etc/capsule-was-here"), file("//slashes")),
+    )
     load(tar(*entries), store)
     (layer,) = layers("app", store)
-    assert ((layer / "a").read_bytes(), (layer / "b").read_bytes()) == (b"first", b"second")
-
-
-def test_files_and_folders_replace_each_other(store: Path) -> None:
-    entries = (file("a/b/c"), file("a"), file("d"), folder("d"), file("d/e"))
-    load(tar(*entries), store)
-    assert tree(layers("app", store)[0]) == ["a", "d", "d/e"]
+    inside = ["a", "d", "d/e", "etc", "etc/capsule-was-here", "first", "second", "slashes", "x"]
+    assert tree(layer) == inside and not (layer / "x").is_symlink()
+    assert [(layer / name).read_bytes() for name in ("x", "first", "second")] == [
+        b"evil",
+        b"1",
+        b"2",
+    ]
+    assert victim.read_text() == "alive" and not Path("/etc/capsule-was-here").exists()
 
 
 def flipped(data: bytes, inside: bytes) -> bytes:
@@ -787,26 +625,14 @@ def flipped(data: bytes, inside: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [docker_save, oci], ids=["docker", "oci"])
-def test_a_flipped_bit_in_a_layer_is_noticed(pack: Callable[..., bytes], store: Path) -> None:
+def test_a_flipped_bit_is_noticed(pack: Callable[..., bytes], store: Path) -> None:
     layer = tar(file("data", os.urandom(4000)))
-    archive = pack(layer)
     packed = layer if pack is docker_save else gzip.compress(layer)
-    with pytest.raises(InvalidError, match=r"digest|damaged"):
-        load(flipped(archive, packed[1000:2000]), store)
-    assert list_images(store) == []
-
-
-def test_a_layer_that_is_here_already_is_still_checked(store: Path) -> None:
-    layer = tar(file("data", os.urandom(4000)))
-    load(docker_save(layer), store, "honest")
-    with pytest.raises(InvalidError, match="digest"):
-        load(flipped(docker_save(layer), layer[1000:2000]), store, "forged")
-
-
-def test_a_changed_config_is_noticed(store: Path) -> None:
-    archive = docker_save(BASE)
-    with pytest.raises(InvalidError, match="digest"):
-        load(archive.replace(b'"/srv"', b'"/sru"'), store)
+    load(pack(layer), store, "honest")  # a layer that is there already is checked all the same
+    for changed in (packed[1000:2000], b'"/srv"'):
+        with pytest.raises(InvalidError, match=r"digest|damaged"):
+            load(flipped(pack(layer), changed), store)
+    assert [image.name for image in list_images(store)] == ["honest"]
 
 
 @pytest.mark.parametrize(
@@ -848,14 +674,7 @@ def test_json_bombs_are_refused(store: Path) -> None:
         load(tar(file("manifest.json", b" " * 5_000_000)), store)
 
 
-def test_zstd_layers_say_what_to_do(store: Path) -> None:
-    archive = oci(BASE, compress=lambda data: b"\x28\xb5\x2f\xfd" + data)
-    with pytest.raises(NotSupportedError, match="zstd") as caught:
-        load(archive, store)
-    assert "docker save" in str(caught.value)
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damaged_archives_are_imported_or_refused_never_a_crash(data: st.DataObject) -> None:
     archive = bytearray(data.draw(st.sampled_from([BASE, TOP, docker_save(BASE, TOP), oci(BASE)])))
@@ -919,26 +738,3 @@ def test_an_ordinary_user_removes_folders_without_rights(as_user: User) -> None:
     )
     ended = as_user.run(as_user.python, "-c", code, str(as_user.home))
     assert (ended.stdout, ended.stderr) == ("False\n", "")
-
-
-def test_whiteouts_can_be_made_here(tmp_path: Path) -> None:
-    fd = os.open(tmp_path, os.O_RDONLY)
-    try:
-        works = unpack.whiteouts_work(fd)
-    finally:
-        os.close(fd)
-    assert works, "every file system this suite knows can: if one cannot, layers are flattened"
-
-
-def test_a_deletion_is_told_from_all_else(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    os.symlink("nowhere", tmp_path / "link")
-    os.mkfifo(tmp_path / "fifo")
-    os.mknod(tmp_path / "deleted", stat.S_IFCHR, os.makedev(0, 0))
-    if os.geteuid() == 0:
-        os.mknod(tmp_path / "null", stat.S_IFCHR, os.makedev(1, 3))
-    with os.scandir(tmp_path) as entries:
-        assert [entry.name for entry in entries if unpack.is_deleted(entry)] == ["deleted"]
-    found = [path.name for path in tmp_path.iterdir() if unpack.is_deleted(path.lstat())]
-    assert found == ["deleted"]

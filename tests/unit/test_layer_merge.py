@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import random
-import shutil
-import stat
 import subprocess
 import sys
-import threading
-from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from capsule.errors import InvalidError, NotFoundError
+from capsule.errors import NotFoundError
 from capsule.model import Layer
-from capsule.providers.box_layers import BoxLayers
 from capsule.providers.contract import Saved
-from capsule.providers.local import layer_merge
-from capsule.providers.local import layers as layers_module
 from capsule.providers.local.layer_diff import compare
 from capsule.providers.local.layer_stream import told
 from capsule.providers.local.layer_tar import Packer
 from capsule.providers.local.layers import Layers
 from capsule.service.steps import MAX_DEPTH, to_merge
-from tests.support import component_missing
-from tests.unit.test_layer_stream import deep, few_descriptors, whiteout
+from tests.unit.test_layer_stream import whiteout
 
 NAMES = ("a", "b", "c", os.fsdecode(b"\xff \n"))
 LARGE = 10**9
-SHUT = 0o000 if os.geteuid() == 0 else 0o400  # to whoever but root compares what is in it
+SHUT = 0o000 if os.geteuid() == 0 else 0o400  # what is in it is compared
 
 
 def opaque(path: Path) -> None:
@@ -53,7 +44,7 @@ def merge(layers: Layers, stack: Sequence[str], count: int) -> Saved:
 
 
 class RandomStack:
-    """Layers as nobody would write them, lowest first: whatever there can be over whatever else."""
+    """Random layers, lowest first: anything there can be over anything else."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._pick = random.Random(seed)
@@ -107,7 +98,7 @@ def stream(paths: Sequence[Path]) -> bytes:
     return b"".join(told(paths))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_whatever_lies_on_what_the_merged_layer_shows_the_same(layers: Layers, seed: int) -> None:
     ids = RandomStack(layers.folder, seed).ids
     before = [layers.path(id) for id in ids]
@@ -162,7 +153,7 @@ def mounted(stacks: Sequence[Sequence[Path]], point: Path) -> list[list[list[obj
         [*unshare, sys.executable, "-c", MOUNTED], input=told, capture_output=True, text=True
     )
     if "mount" in done.stderr or "unshare" in done.stderr:
-        component_missing(f"overlays cannot be mounted here: {done.stderr.splitlines()[-1]}")
+        pytest.skip(f"this kernel lets users mount no overlay: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     found: list[list[list[object]]] = json.loads(done.stdout)
     return found
@@ -173,7 +164,7 @@ def test_overlayfs_shows_the_same(layers: Layers, tmp_path: Path) -> None:
     empty.mkdir()
     point.mkdir()
     stacks: list[list[Path]] = []
-    for seed in range(100, 140):
+    for seed in range(100, 120):
         ids = RandomStack(layers.folder, seed).ids
         before = [layers.path(id) for id in ids]
         count = random.Random(seed).randint(2, len(ids))
@@ -185,54 +176,7 @@ def test_overlayfs_shows_the_same(layers: Layers, tmp_path: Path) -> None:
         (was, ghosts_before), (now, ghosts) = shown[n], shown[n + 1]
         assert was == now and was, stacks[n]
         assert set(map(str, ghosts)) <= set(map(str, ghosts_before)), "deletions are no files"
-    assert len(shown) == 80
-
-
-def test_a_deletion_is_kept_where_something_is_below_it(layers: Layers) -> None:
-    for id in ("low", "mid", "top"):
-        for name in ("both", "new", "shut"):
-            (layers.folder / id / "workspace" / name).mkdir(parents=True)
-    low, mid, top = (layers.folder / id / "workspace" for id in ("low", "mid", "top"))
-    shutil.rmtree(low / "new")
-    opaque(mid / "shut")
-    for path in (low / "both" / "x", mid / "both" / "y", mid / "new" / "z"):
-        path.touch()
-    for path in (low / "shut" / "x", mid / "shut" / "x"):
-        path.touch()
-    for name in ("both/x", "both/y", "new/z", "shut/x"):
-        whiteout(top / name)
-    assert merge(layers, ["top", "mid", "low"], 2).files == 5
-    made = layers.path("merged") / "workspace"
-    assert os.listdir(made / "both") == ["x"] and os.listdir(made / "new") == []
-    assert os.listdir(made / "shut") == [], "it hides all of that already"
-    assert stat.S_ISCHR((made / "both" / "x").lstat().st_mode)
-    layers.remove("merged")
-    merge(layers, ["top", "mid", "low"], 3)
-    assert os.listdir(made / "both") == [] and os.listdir(made / "new") == []
-
-
-def test_a_folder_in_the_place_of_something_else_hides_what_is_below(layers: Layers) -> None:
-    low, mid, top = (layers.folder / id / "workspace" for id in ("low", "mid", "top"))
-    for name in ("gone", "file", "link", "shut", "plain"):
-        (low / name / "in").mkdir(parents=True)
-        (top / name / "in").mkdir(parents=True)
-        (top / name / "in" / "new").touch()
-    mid.mkdir(parents=True)
-    whiteout(mid / "gone")
-    (mid / "file").touch()
-    os.symlink("plain", mid / "link")
-    (mid / "shut").mkdir()
-    opaque(mid / "shut")
-    merge(layers, ["top", "mid", "low"], 2)
-    made = layers.path("merged") / "workspace"
-    hiding = [
-        name for name in os.listdir(made) if "user.overlay.opaque" in os.listxattr(made / name)
-    ]
-    assert sorted(hiding) == ["file", "gone", "link", "shut"]
-    assert os.listxattr(made / "gone" / "in") == [], "what is above it hides enough"
-    layers.remove("merged")
-    merge(layers, ["top", "mid", "low"], 3)
-    assert all(os.listxattr(made / name) == [] for name in os.listdir(made))
+    assert len(shown) == 40
 
 
 def test_files_are_the_same_and_counted_once(layers: Layers) -> None:
@@ -254,22 +198,6 @@ def test_files_are_the_same_and_counted_once(layers: Layers) -> None:
     assert made.stat().st_mtime_ns == 12_345_678_901
 
 
-def test_folders_closed_to_everybody_and_as_deep_as_may_be(layers: Layers) -> None:
-    ids = [f"deep{n}" for n in range(6)]
-    for id in ids:
-        deep(layers.folder / id, id)
-    shut = layers.folder / ids[0] / "workspace" / "d"
-    shut.chmod(0o500)
-    with few_descriptors(300):  # 256 of these are the new layer's
-        merge(layers, ids, 5)
-    paths = [layers.path(id) for id in ids]
-    assert compare(paths, [layers.path("merged"), paths[-1]], 10) == []
-    made = layers.path("merged") / "workspace" / "d"
-    assert stat.S_IMODE(made.stat().st_mode) == 0o500
-    for folder in (shut, made):  # pytest removes them
-        folder.chmod(0o700)
-
-
 def left(layers: Layers, ids: Sequence[str]) -> list[str]:
     return sorted(set(os.listdir(layers.folder)) - set(ids))
 
@@ -283,106 +211,8 @@ def test_a_merge_that_cannot_be_leaves_nothing(layers: Layers) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_file_with_as_many_names_as_it_may_have_is_refused(layers: Layers) -> None:
-    for id in ("low", "top"):
-        (layers.folder / id / "workspace").mkdir(parents=True)
-    folder = layers.folder / "low" / "workspace"
-    file = folder / "file"
-    file.touch()
-    try:
-        for n in range(70_000):
-            os.link(file, folder / f"{n}")
-        pytest.skip("files have any number of names here")
-    except OSError as error:
-        assert error.errno == errno.EMLINK
-    with pytest.raises(InvalidError, match="too many names"):
-        merge(layers, ["top", "low"], 2)
-    assert left(layers, ["top", "low"]) == []
-
-
-async def test_a_cancelled_merge_comes_to_its_end_and_leaves_no_draft(
-    layers: Layers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = RandomStack(layers.folder, 1).ids
-    begun, go_on = asyncio.Event(), threading.Event()
-    loop, real = asyncio.get_running_loop(), layer_merge.merge
-
-    def slow(*stacks: object) -> None:
-        loop.call_soon_threadsafe(begun.set)
-        go_on.wait(10)
-        real(*stacks)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(layers_module, "merge", slow)
-    task = asyncio.create_task(layers.merge("merged", ids, count=2))
-    await begun.wait()
-    assert await asyncio.to_thread(left, layers, ids) == [".merged"]
-    task.cancel()
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    # Whole or not there: who asked for it lets go of the name.
-    assert await asyncio.to_thread(left, layers, ids) in ([], ["merged"])
-    await asyncio.to_thread(layers.remove, "merged")
-    assert await asyncio.to_thread(left, layers, ids) == []
-
-
-async def test_several_may_remove_a_layer_at_once(layers: Layers) -> None:
-    for round in range(20):
-        for n in range(30):
-            (layers.folder / f"layer{round}" / "workspace" / f"{n}" / "in" / "deep").mkdir(
-                parents=True
-            )
-        removals = (asyncio.to_thread(layers.remove, f"layer{round}") for _ in range(4))
-        await asyncio.gather(*removals)
-        assert os.listdir(layers.folder) == []
-
-
-async def test_what_was_known_of_the_topmost_is_known_of_the_merged(layers: Layers) -> None:
-    ids = RandomStack(layers.folder, 2).ids
-    layers._seen.note(ids[0], array("q", [1, 2, 3]))
-    await layers.merge("merged", ids, count=2)
-    assert layers._seen.of("merged") == layers._seen.of(ids[0]) == frozenset({1, 2, 3})
-    await asyncio.to_thread(layers.remove, "merged")
-    assert layers._seen.of(ids[0]) == frozenset({1, 2, 3}), "as if it had not been"
-    await layers.merge("merged", ids, count=2)
-
-    async def nothing() -> AsyncGenerator[bytes, None]:
-        for piece in (b"",):
-            yield piece
-
-    before = layers_module.Before(("merged",), frozenset({1}))
-    await layers.write("next", nothing(), most_bytes=LARGE, before=before)
-    assert layers._seen.of("merged") is layers._seen.of(ids[0]) is None, "nobody asks again"
-
-
-async def test_containers_layers_are_merged_as_well(tmp_path: Path) -> None:
-    boxes = BoxLayers(tmp_path / "layers", owner=1000)
-    await asyncio.to_thread(boxes.prepare)
-    ids = (await asyncio.to_thread(RandomStack, tmp_path / "layers", 3)).ids
-    assert (await boxes.merge("merged", ids, count=2)).files > 1
-    assert await boxes.diff(ids, ["merged", *ids[2:]], most=10) == []
-
-
 def stack_of(*files: int) -> list[Layer]:
     return [Layer(f"{n}", files=count) for n, count in enumerate(files)]
-
-
-@pytest.mark.parametrize(
-    ("files", "over", "count"),
-    [
-        ([3, 3, 3], 0, 0),
-        ([3], 1, 0),
-        ([3, 3], 1, 2),
-        ([3, 3], 2, 0),
-        ([1] * 16 + [20_000], 1, 16),
-        ([1, 1, 3, 3], 1, 2),
-        ([1, 1, 2, 4, 9], 1, 4),
-        ([1, 100, 101, 300], 1, 3),
-        ([1, 9, 50, 50], 2, 4),
-    ],
-)
-def test_which_layers_are_merged(files: list[int], over: int, count: int) -> None:
-    assert to_merge(stack_of(*files), over) == count
 
 
 @pytest.mark.parametrize("seed", range(4))

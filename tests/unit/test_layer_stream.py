@@ -1,4 +1,4 @@
-"""A stack of layers told as one stream, and written again."""
+"""A stack of layers as one stream, whole or as what changed, and a layer written from one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from capsule.providers.local.layer_attributes import give
 from capsule.providers.local.layer_diff import compare
 from capsule.providers.local.layer_folder import MAX_DEPTH
 from capsule.providers.local.layer_stream import told
-from capsule.providers.local.layers import Layers
+from capsule.providers.local.layers import EXTENT, HEAD, Before, Layers
+from capsule.providers.local.seen_folders import place_of
 from capsule.providers.local.unpack import set_opaque
-from tests.support.users import User
 
 LARGE = 10**9
 
@@ -65,28 +65,25 @@ def stack_in(folder: Path) -> list[Path]:
     return [folder / "top", folder / "low"]
 
 
+@pytest.mark.needs("root")  # to read a file of mode 0
 def test_what_is_told_is_what_a_box_would_see(tmp_path: Path) -> None:
     stack = stack_in(tmp_path)
     layers = Layers(tmp_path / "layers", owner=None)
     saved = written(layers, stack)
     made = layers.path("copy") / "workspace"
-    assert sorted(os.listdir(made)) == [
-        "again", "both", "changed", "hidden", "holes", "link", "shut",
-    ]  # fmt: skip
+    names = ["again", "both", "changed", "hidden", "holes", "link", "shut"]
+    assert sorted(os.listdir(made)) == names
     assert os.listdir(made / "hidden") == [] and sorted(os.listdir(made / "both")) == ["low", "top"]
     assert (made / "again").read_text() == "after" and (made / "again").stat().st_nlink == 2
     assert os.readlink(made / "link") == "/etc/passwd"
     assert stat.S_IMODE((made / "shut").stat().st_mode) == 0
     assert (made / "both").stat().st_mtime_ns == 12_345_678_901
     assert (made / "holes").stat().st_size == 5_000_003 and saved.size < 100_000
-
-
-def test_a_server_that_is_not_root_keeps_what_it_can_read_again(tmp_path: Path) -> None:
-    layers = Layers(tmp_path / "layers", owner=None, readable=True)
-    written(layers, stack_in(tmp_path))
-    made = layers.path("copy") / "workspace"
-    assert stat.S_IMODE((made / "shut").stat().st_mode) == 0o600
-    assert (made / "shut").read_text() == "secret"
+    # A server that is not root keeps what it can read again.
+    readable = Layers(tmp_path / "readable", owner=None, readable=True)
+    written(readable, stack)
+    shut = readable.path("copy") / "workspace" / "shut"
+    assert (stat.S_IMODE(shut.stat().st_mode), shut.read_text()) == (0o600, "secret")
 
 
 @contextmanager
@@ -131,22 +128,6 @@ def test_deep_folders_cost_no_descriptors(tmp_path: Path) -> None:
     assert written(layers, [new, *base]).files == MAX_DEPTH - 1 + 5
 
 
-def test_what_is_in_a_folder_closed_to_the_server_was_not_added(as_user: User) -> None:
-    """Of an ordinary user's layers, in which modes are as programs had them."""
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from capsule.providers.local.layer_diff import compare\n"
-        "old, new = Path(sys.argv[1], 'old'), Path(sys.argv[1], 'new')\n"
-        "for layer in (old, new): (layer / 'workspace/d').mkdir(parents=True)\n"
-        "for layer in (old, new): (layer / 'workspace/d/f').write_text('as it was')\n"
-        "(old / 'workspace/d').chmod(0)\n"
-        "print([(each.change, each.path) for each in compare([old], [new], 100)])\n"
-        "(old / 'workspace/d').chmod(0o700)"
-    )
-    ended = as_user.run(as_user.python, "-c", code, str(as_user.home))
-    assert (ended.stdout, ended.stderr) == ("[('modified', b'/workspace/d')]\n", "")
-
-
 def test_what_programs_noted_on_files_goes_with_them(tmp_path: Path) -> None:
     """But not what would rule an overlay."""
     file = tmp_path / "top" / "workspace" / "file"
@@ -160,17 +141,95 @@ def test_what_programs_noted_on_files_goes_with_them(tmp_path: Path) -> None:
     assert {name: os.getxattr(copy, name) for name in os.listxattr(copy)} == noted
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [b"\x09user.a", b"\x06user.a\0", b"\x06user.a\0\x05x", b"\x07user.\0a\0\0", b"\xff"],
-)
-def test_attributes_that_are_cut_are_refused(tmp_path: Path, raw: bytes) -> None:
-    with (tmp_path / "file").open("w") as file, pytest.raises(InvalidError, match="cannot be read"):
-        give(file.fileno(), raw)
-
-
-def test_an_overlays_own_attributes_are_given_to_nobody(tmp_path: Path) -> None:
+def test_attributes_that_are_cut_or_the_overlays_own_are_not_given(tmp_path: Path) -> None:
+    cut = (b"\x09user.a", b"\x06user.a\0", b"\x06user.a\0\x05x", b"\x07user.\0a\0\0", b"\xff")
     name = b"user.overlay.opaque"
     with (tmp_path / "file").open("w") as file:
+        for raw in cut:
+            with pytest.raises(InvalidError, match="cannot be read"):
+                give(file.fileno(), raw)
         give(file.fileno(), bytes([len(name)]) + name + b"\0\x01y")
         assert os.listxattr(file.fileno()) == []
+
+
+SEEN = frozenset(
+    place_of(path, inode, opaque=False)
+    for path, inode in ((b"workspace", 1), (b"workspace/d", 2), (b"workspace/d/in", 3))
+)
+
+
+def entry(kind: str, path: str, *, inode: int = 0, target: str = "") -> bytes:
+    head = HEAD.pack(kind.encode(), 0o755, 1_000, 0, inode, len(path), len(target))
+    return head + path.encode() + target.encode() + (EXTENT.pack(0, 0) if kind == "f" else b"")
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Layers:
+    made = Layers(tmp_path / "layers", owner=None)
+    made.prepare()
+    for name in ("first", "second"):
+        (made.folder / name / "workspace" / "d" / "in").mkdir(parents=True)
+        (made.folder / name / "workspace" / "d" / name).touch()
+    (made.folder / "first" / "workspace" / "d" / "in" / "x").touch()
+    os.mknod(made.folder / "second" / "workspace" / "d" / "gone", stat.S_IFCHR, os.makedev(0, 0))
+    (made.folder / "first" / "workspace" / "d" / "gone").touch()
+    return made
+
+
+def write(layers: Layers, *entries: bytes, ids: Sequence[str] = ("second", "first")) -> Saved:
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield b"".join(entries)
+
+    before = Before(ids, SEEN, delta=True)
+    return asyncio.run(layers.write("made", pieces(), most_bytes=10_000, before=before))
+
+
+WORKSPACE = entry("e", "workspace", inode=1)
+
+
+def test_a_folder_that_has_not_changed_is_there_if_something_in_it_has(layers: Layers) -> None:
+    told = (WORKSPACE, entry("e", "workspace/d", inode=2), entry("f", "workspace/d/in"))
+    saved = write(layers, *told)
+    assert saved.delta and saved.files == 3
+    made = layers.path("made") / "workspace"
+    assert os.listdir(made) == ["d"] and os.listdir(made / "d") == ["in"]
+    assert made.stat().st_mtime == 1_000 and stat.S_IMODE(made.stat().st_mode) == 0o755
+
+
+def test_what_is_not_told_of_a_changed_folder_is_gone(layers: Layers) -> None:
+    write(layers, WORKSPACE, entry("d", "workspace/d", inode=2), entry("u", "workspace/d/second"))
+    made = layers.path("made") / "workspace" / "d"
+    assert sorted(os.listdir(made)) == ["first", "in"], "what was gone before is no more so now"
+    assert all(stat.S_ISCHR((made / name).lstat().st_mode) for name in os.listdir(made))
+
+
+def test_a_new_folder_hides_the_one_before(layers: Layers) -> None:
+    write(layers, WORKSPACE, entry("d", "workspace/d", inode=9), entry("f", "workspace/d/x"))
+    made = layers.path("made") / "workspace" / "d"
+    assert os.listdir(made) == ["x"] and os.getxattr(made, "user.overlay.opaque") == b"y"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [entry("e", "workspace/d", inode=9)],
+        [entry("d", "workspace/d", inode=9), entry("u", "workspace/d/x")],
+        [entry("d", "workspace/d", inode=9), entry("e", "workspace/d/in", inode=3)],
+        [entry("e", "workspace/in", inode=3)],
+        [entry("u", "workspace/d/first")],
+        [entry("d", "workspace/d", inode=2), entry("u", "workspace/d/gone")],
+        [entry("d", "workspace/d", inode=2), entry("u", "workspace/d/new")],
+        [entry("f", "elsewhere/x")],
+        [entry("d", "workspace/../..", inode=9)],
+        [entry("d", "workspace/d/../../first", inode=9)],
+        [entry("u", "workspace/..")],
+        [entry("d", "workspace/d", inode=2), entry("d", "workspace/d", inode=2)],
+        [entry("h", "workspace/h", target="workspace/d/first")],
+    ],
+)
+def test_what_cannot_be_is_refused(layers: Layers, told: Sequence[bytes]) -> None:
+    open_before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidError):
+        write(layers, WORKSPACE, *told)
+    assert sorted(layers.ids()) == ["first", "second"]
+    assert len(os.listdir("/proc/self/fd")) <= open_before

@@ -1,15 +1,14 @@
-"""The launch request. What is asserted here is what stands between a program and the host."""
+"""The launch request: what stands between a program and the host."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from capsule.model import GIB, MIB, Isolation, Limits, User
+from capsule.model import GIB, MIB, Isolation, Limits
 from capsule.providers.local import plan
 from capsule.providers.local.cgroups import Cgroups
 from capsule.providers.local.plan import Parts, Root
@@ -65,164 +64,38 @@ def landlock(host: Facts | None = None) -> dict[str, Any]:
     )
 
 
-def mount(request: dict[str, Any], to: str) -> dict[str, Any]:
-    (found,) = (each for each in request["mounts"] if each["to"] == to)
-    return dict(found)
-
-
-def test_the_request_as_root() -> None:
+def test_what_a_box_sees_of_the_host_and_may_write() -> None:
     request = namespaces()
-    del request["mounts"], request["landlock"]
-    assert request == {
-        "id": "k3v9",
-        "dir": "/run/capsule/boxes/k3v9",
-        "spool": "/data/spool",
-        "isolation": "namespaces",
-        "hostname": "capsule",
-        "uid": 1000,
-        "gid": 1000,
-        "user": {"mode": "range", "base": 268435456, "count": 65536, "slots": 57344},
-        "disk": {"kind": "loop", "template": "/data/disks/x.img", "dir": "/data/disks"},
-        "home": "/workspace",
-        "disk_dirs": [
-            ["workspace", 0o755],
-            ["tmp", 0o1777],
-            ["var-tmp", 0o1777],
-            ["root", 0o700],
-        ],
-        "cgroups": [
-            {
-                "dir": "/cg/memory/capsule/k3v9-ab12",
-                "set": [["memory.limit_in_bytes", "536870912"]],
-            },
-            {"dir": "/cg/pids/capsule/k3v9-ab12", "set": [["pids.max", "129"]]},
-            {"dir": "/cg/cpu/capsule/k3v9-ab12", "set": [["cpu.cfs_quota_us", "50000"]]},
-        ],
-        "cgroup_version": 1,
-        "rlimits": {
-            "nofile": 1024,
-            "core": 1,
-            "fsize": GIB + MIB,
-            "sigpending": 1024,
-            "msgqueue": 256 * 1024,
-            "memlock": MIB,
-            "nproc": 128,
-        },
-        "cpus": [1],
-        "stage": "/run/capsule/stage",
-    }
-
-
-def test_the_root_comes_first_and_is_read_only() -> None:
-    assert namespaces()["mounts"][0] == {
-        "type": "bind",
-        "from": "/data/roots/host-1",
-        "to": "",
-        "ro": True,
-    }
-
-
-def test_only_the_disk_the_terminals_and_shared_memory_are_writable() -> None:
-    writable = [
-        each["to"]
-        for each in namespaces()["mounts"]
-        if not each.get("ro") and each["type"] not in ("mask", "ro", "proc") and not each.get("dev")
-    ]
-    assert writable == ["dev/pts", "dev/shm", "workspace", "tmp", "var/tmp", "root"]
-
-
-def test_devices_are_the_harmless_six() -> None:
-    devices = [each["from"] for each in namespaces()["mounts"] if each.get("dev")]
+    mounts = request["mounts"]
+    root = {"type": "bind", "from": "/data/roots/host-1", "to": "", "ro": True}
+    assert mounts[0] == root
+    devices = [each["from"] for each in mounts if each.get("dev")]
     assert sorted(devices) == [
         "/dev/full", "/dev/null", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero",
     ]  # fmt: skip
-
-
-def test_nothing_of_the_host_is_bound_but_usr_and_what_we_made() -> None:
-    sources = {each["from"] for each in namespaces()["mounts"] if each["type"] == "bind"}
+    sources = {each["from"] for each in mounts if each["type"] == "bind"}
     foreign = {s for s in sources if not s.startswith(("/data/roots/", "/run/capsule/views/"))}
-    assert {s for s in foreign if not s.startswith("/dev/")} == {"/usr"}
-
-
-@pytest.mark.parametrize("name", ["kcore", "keys", "sysrq-trigger", "timer_list", "kallsyms"])
-def test_what_tells_of_the_kernel_is_masked(name: str) -> None:
-    assert name in plan.MASKED
-
-
-@pytest.mark.parametrize("name", ["sys", "bus", "fs", "irq"])
-def test_what_steers_the_kernel_is_read_only(name: str) -> None:
-    assert name in plan.READ_ONLY
-
-
-def test_masks_come_after_the_proc_they_cover() -> None:
-    order = [(each["type"], each["to"]) for each in namespaces()["mounts"]]
-    covers = [n for n, (kind, to) in enumerate(order) if to.startswith("proc/")]
-    assert covers and min(covers) > order.index(("proc", "proc"))
-
-
-def test_what_is_masked_has_no_file_system_of_its_own() -> None:
-    """A file is /dev/null, a folder one that is empty, the same for all boxes."""
-    masked = [
-        m for name in plan._present(plan.MASKED) if (m := mount(namespaces(), f"proc/{name}"))
+    assert foreign - set(devices) == {"/usr"}
+    writable = [
+        each["to"]
+        for each in mounts
+        if not each.get("ro") and each["type"] not in ("mask", "ro", "proc") and not each.get("dev")
     ]
-    folders = [m for m in masked if os.path.isdir(f"/{m['to']}")]
-    assert folders and len(masked) > len(folders)
-    for each in masked:
-        if each in folders:
-            assert each["from"].startswith("/run/capsule/views/")
-        else:
-            assert "from" not in each
-
-
-def test_every_tmpfs_is_sized() -> None:
-    shm = mount(namespaces(), "dev/shm")
-    assert (shm["size"], shm["inodes"]) == (256 * MIB, 4096)
-    uncounted = mount(namespaces(facts(groups=NO_GROUPS)), "dev/shm")
-    assert uncounted["size"] == 64 * MIB
-
-
-def test_an_image_is_laid_under_the_skeleton() -> None:
-    root = Root((Path("/data/roots/image-1"), Path("/data/im:ages/b"), Path("/data/images/a")))
-    assert root.mount() == {
-        "type": "overlay",
-        "to": "",
-        "lower": ["/data/roots/image-1", "/data/im\\:ages/b", "/data/images/a"],
-        "options": "userxattr",
-    }
-
-
-def test_landlock_stands_behind_the_mounts() -> None:
-    rules = namespaces()["landlock"]["rules"]
+    assert writable == ["dev/pts", "dev/shm", "workspace", "tmp", "var/tmp", "root"]
+    rules = request["landlock"]["rules"]  # behind the mounts
     assert ["/", "rx"] in rules
     assert sorted(path for path, kind in rules if kind == "rw") == [
-        "/dev/shm",
-        "/root",
-        "/tmp",
-        "/var/tmp",
-        "/workspace",
-    ]
-
-
-def test_a_home_is_the_workspace_by_a_second_name() -> None:
-    disk = {"kind": "loop", "template": "/data/disks/x.img", "dir": "/data/disks"}
-    theirs = replace(parts(disk), user=User("user", "/home/user"))
-    request = plan.request(Isolation.NAMESPACES, theirs, facts())
-    assert request["home"] == "/home/user"
-    assert mount(request, "home/user") == {
-        "type": "disk",
-        "from": "workspace",
-        "to": "home/user",
-        "again": True,
-    }
-    assert mount(request, "workspace")["from"] == "workspace"
-    below = replace(parts({"kind": "dir", "path": "/data/boxes/k3v9"}), user=theirs.user)
-    mapped = plan.request(Isolation.LANDLOCK, below, facts())
-    assert ["/home/user", "/data/boxes/k3v9/workspace"] in mapped["paths"]
-    assert "user namespaces" in mapped["no_root"] and "no_root" not in request
-
-
-def test_an_old_kernel_goes_without_landlock() -> None:
+        "/dev/shm", "/root", "/tmp", "/var/tmp", "/workspace",
+    ]  # fmt: skip
     assert namespaces(facts(abi=0))["landlock"] is None
+
+
+def test_what_of_proc_is_masked_and_read_only() -> None:
+    assert {"kcore", "keys", "sysrq-trigger", "timer_list", "kallsyms"} <= set(plan.MASKED)
+    assert {"sys", "bus", "fs", "irq"} <= set(plan.READ_ONLY)
+    order = [(each["type"], each["to"]) for each in namespaces()["mounts"]]
+    covers = [n for n, (_, to) in enumerate(order) if to.startswith("proc/")]
+    assert covers and min(covers) > order.index(("proc", "proc"))
 
 
 def test_an_ordinary_user_has_one_mapping() -> None:
@@ -243,71 +116,42 @@ def test_landlock_alone_sees_its_own_directories_and_the_system() -> None:
     request = landlock()
     rules = dict(request["landlock"]["rules"])
     assert {path for path, kind in rules.items() if kind == "rw"} == {
-        "/data/boxes/k3v9/workspace",
-        "/data/boxes/k3v9/tmp",
-        "/data/boxes/k3v9/var-tmp",
+        f"/data/boxes/k3v9/{name}" for name in ("workspace", "tmp", "var-tmp")
     }
     assert rules["/usr"] == "rx"
     for path in ("/", "/etc", "/proc", "/sys", "/home", "/root", "/run", "/dev", "/var", "/tmp"):
         assert path not in rules
-
-
-def test_landlock_alone_maps_the_paths_of_the_api() -> None:
-    request = landlock()
     assert ["/workspace", "/data/boxes/k3v9/workspace"] in request["paths"]
     assert "mounts" not in request and "stage" not in request
 
 
-def test_landlock_as_root_runs_programs_as_a_uid_of_their_own() -> None:
-    assert landlock()["user"]["mode"] == "uid"
-
-
-def test_landlock_as_a_user_runs_programs_as_that_user() -> None:
-    request = landlock(facts(root=False))
-    assert (request["user"], request["uid"]) == ({"mode": "none"}, 1234)
-    assert "nproc" not in request["rlimits"], "it would count all that the user runs"
-
-
-def test_without_a_memory_cgroup_each_process_is_limited() -> None:
+def test_a_memory_backed_disk_is_charged_as_memory() -> None:
+    disk = {"kind": "tmpfs", "size": GIB, "inodes": 1}
+    request = namespaces(disk=disk)
+    assert request["cgroups"][0]["set"] == [["memory.limit_in_bytes", str(GIB + 512 * MIB)]]
+    assert request["rlimits"]["data"] == 512 * MIB
     assert namespaces(facts(groups=NO_GROUPS))["rlimits"]["data"] == Limits().memory
 
 
-def test_a_memory_backed_disk_is_charged_as_memory() -> None:
-    request = namespaces(disk={"kind": "tmpfs", "size": GIB, "inodes": 1})
-    assert request["cgroups"][0]["set"] == [["memory.limit_in_bytes", str(GIB + 512 * MIB)]]
-    assert request["rlimits"]["data"] == 512 * MIB
-
-
-def missing(host: Facts, level: Isolation, backing: str) -> set[str]:
-    return {each.what for each in unenforced(host, level, backing)}
-
-
-def test_root_with_cgroups_and_images_enforces_everything() -> None:
-    assert missing(facts(), Isolation.NAMESPACES, "loop") == set()
-
-
-def test_a_memory_backed_disk_says_that_memory_is_shared() -> None:
-    assert missing(facts(), Isolation.NAMESPACES, "tmpfs") == {"memory"}
-
-
-def test_without_cgroups_a_user_is_told_what_does_not_hold() -> None:
-    host = facts(root=False, groups=NO_GROUPS)
-    assert missing(host, Isolation.NAMESPACES, "tmpfs") == {"memory", "cpus"}
-    assert missing(host, Isolation.LANDLOCK, "dir") == {
-        "memory", "cpus", "processes", "disk", "inodes",
-    }  # fmt: skip
-
-
-def test_every_gap_comes_with_a_reason_and_a_fix() -> None:
-    host = facts(root=False, groups=NO_GROUPS)
-    for gap in unenforced(host, Isolation.LANDLOCK, "dir"):
-        assert gap.why and gap.fix, gap
+@pytest.mark.parametrize(
+    ("root", "level", "backing", "gaps"),
+    [
+        (True, Isolation.NAMESPACES, "loop", set()),
+        (True, Isolation.NAMESPACES, "tmpfs", {"memory"}),  # shared with the disk
+        (False, Isolation.NAMESPACES, "tmpfs", {"memory", "cpus"}),
+        (False, Isolation.LANDLOCK, "dir", {"memory", "cpus", "processes", "disk", "inodes"}),
+    ],
+)
+def test_limits_that_do_not_hold_are_named_with_a_reason_and_a_fix(
+    root: bool, level: Isolation, backing: str, gaps: set[str]
+) -> None:
+    host = facts() if root else facts(root=False, groups=NO_GROUPS)
+    found = unenforced(host, level, backing)
+    assert {gap.what for gap in found} == gaps
+    assert all(gap.why and gap.fix for gap in found)
 
 
 def test_the_strongest_level_that_works_is_taken() -> None:
     assert facts().strongest() is Isolation.NAMESPACES
-    no_namespaces = Facts(
-        **{f: getattr(facts(), f) for f in Facts.__slots__}
-        | {"tries": {**facts().tries, "userns": Try(False)}}
-    )
-    assert no_namespaces.strongest() is Isolation.LANDLOCK
+    without = {**facts().tries, "userns": Try(False)}
+    assert replace(facts(), tries=without).strongest() is Isolation.LANDLOCK

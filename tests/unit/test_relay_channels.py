@@ -1,17 +1,27 @@
-"""The relay's frames and credits: against the golden files, byte by byte, and against anything."""
+"""The host's end of the relay: its frames, its credits, and its streams over a socket pair.
+
+The test is the relay, and misbehaves.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from capsule.errors import CapacityError
+from capsule.errors import CapacityError, UnavailableError
 from capsule.link.protocol import ProtocolError
+from capsule.link.unix import UnixStream
+from capsule.providers.docker.stdio import StreamDecoder, demultiplex
 from capsule.providers.relay.channels import (
+    HEADER,
     HEADER_SIZE,
     MAX_CHANNELS,
     MAX_DATA,
@@ -26,17 +36,14 @@ from capsule.providers.relay.channels import (
     Kind,
     pack,
 )
+from capsule.providers.relay.lines import LONGEST, Lines
+from capsule.providers.relay.mux import Mux, MuxStream
 from tests.support import ROOT
 from tests.support.relays import Golden, bad_frames, golden_frames
 
 SPEC = (ROOT / "spec" / "relay.md").read_text(encoding="utf-8")
 AGENT = (ROOT / "agent" / "relay.c").read_text(encoding="utf-8")
 HELLO = pack(Kind.HELLO, 0, VERSION)
-
-
-GOLDEN_FRAMES = golden_frames()
-BAD_FRAMES = bad_frames()
-FROM_RELAY = [frame for frame in GOLDEN_FRAMES if frame.sender != "host"]
 
 
 def greeted() -> Channels:
@@ -59,86 +66,80 @@ def taken(core: Channels) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("frame", GOLDEN_FRAMES, ids=lambda frame: frame.name)
-def test_golden_frame_is_encoded_to_the_byte(frame: Golden) -> None:
+@pytest.mark.parametrize("frame", golden_frames(), ids=lambda frame: frame.name)
+def test_golden_frames(frame: Golden) -> None:
     assert pack(frame.kind, frame.channel, frame.value, frame.payload) == frame.wire
-
-
-@pytest.mark.parametrize("frame", FROM_RELAY, ids=lambda frame: frame.name)
-def test_golden_frame_of_the_relay_is_understood_byte_by_byte(frame: Golden) -> None:
+    if frame.sender == "host":
+        return
     core = Channels() if frame.kind is Kind.HELLO else greeted()
     channels = [core.open() for _ in range(MAX_CHANNELS)]
     channel = channels[frame.channel]
-    for each in channels:
-        each.credit = 0
+    channel.credit = 0
     for byte in frame.wire[:-1]:
         assert core.feed(bytes([byte])) == []
-    events = core.feed(frame.wire[-1:])
-    assert (
-        events
-        == {
-            Kind.HELLO: [],
-            Kind.DATA: [Arrived(channel, frame.payload)],
-            Kind.EOF: [Ended(channel)],
-            Kind.CLOSE: [Closed(channel, frame.value)],
-            Kind.WINDOW: [Credited(channel)],
-        }[frame.kind]
-    )
+    expected: dict[Kind, list[object]] = {
+        Kind.HELLO: [],
+        Kind.DATA: [Arrived(channel, frame.payload)],
+        Kind.EOF: [Ended(channel)],
+        Kind.CLOSE: [Closed(channel, frame.value)],
+        Kind.WINDOW: [Credited(channel)],
+    }
+    assert core.feed(frame.wire[-1:]) == expected[frame.kind]
     assert core.rest == b""
 
 
-def test_golden_frames_cover_every_kind() -> None:
-    assert {frame.kind for frame in GOLDEN_FRAMES} == set(Kind)
+FULL = pack(Kind.DATA, 0, MAX_DATA, bytes(MAX_DATA)) * (WINDOW // MAX_DATA)
+ONE_MORE = pack(Kind.DATA, 0, 1, b"x")
+BAD = {
+    **bad_frames(),
+    "more than the window": FULL + ONE_MORE,
+    "data after the end": pack(Kind.EOF, 0) + ONE_MORE,
+}
 
 
-@pytest.mark.parametrize("frame", BAD_FRAMES.values(), ids=BAD_FRAMES.keys())
-def test_what_the_relay_may_not_say_breaks_the_carrier_for_good(frame: bytes) -> None:
+@pytest.mark.parametrize("frames", BAD.values(), ids=BAD.keys())
+def test_what_the_relay_may_not_say_breaks_the_carrier_for_good(frames: bytes) -> None:
     core, _ = with_channels(1)
-    with pytest.raises(ProtocolError):
-        core.feed(frame)
-    with pytest.raises(ProtocolError):
-        core.feed(b"")
+    for data in (frames, b""):
+        with pytest.raises(ProtocolError):
+            core.feed(data)
     assert core.rest == b""
 
 
 def test_the_numbers_are_the_same_in_the_document_in_python_and_in_c() -> None:
     kinds = {kind.name: kind.value for kind in Kind}
+    assert {frame.kind for frame in golden_frames()} == set(Kind)
     table = re.findall(r"^\| (\d+) \| `([A-Z]+)` \|", SPEC, re.M)
     assert {name: int(number) for number, name in table} == kinds
     found = re.search(r"enum relay_kind \{(.*?)\}", AGENT, re.S)
     assert found is not None and "R_HELLO = 1" in found[1]
     listed = [word.split("=")[0].strip().removeprefix("R_") for word in found[1].split(",")]
     assert listed == list(kinds)
+    for name, value in {
+        "RELAY_VERSION": VERSION,
+        "RELAY_HEAD": HEADER_SIZE,
+        "MAX_CHANNELS": MAX_CHANNELS,
+        "MAX_DATA": f"({MAX_DATA >> 10}u << 10)",
+        "WINDOW": f"({WINDOW >> 10}u << 10)",
+    }.items():
+        assert f"#define {name} {value}\n" in AGENT
+    for bound in (f"0 to {MAX_CHANNELS - 1};", f"1 to {MAX_DATA:,} ", f"{WINDOW:,} bytes"):
+        assert bound in SPEC
 
 
-def test_both_ends_have_the_same_bounds() -> None:
-    assert f"#define RELAY_VERSION {VERSION}\n" in AGENT
-    assert f"#define RELAY_HEAD {HEADER_SIZE}\n" in AGENT
-    assert f"#define MAX_CHANNELS {MAX_CHANNELS}\n" in AGENT
-    assert f"#define MAX_DATA ({MAX_DATA >> 10}u << 10)\n" in AGENT
-    assert f"#define WINDOW ({WINDOW >> 10}u << 10)\n" in AGENT
-    assert f"0 to {MAX_CHANNELS - 1};" in SPEC
-    assert f"1 to {MAX_DATA:,} " in SPEC
-    assert f"{WINDOW:,} bytes" in SPEC
-
-
-def test_the_greeting_is_said_before_anything_is_heard() -> None:
-    assert Channels().out == HELLO
-
-
-def test_a_newer_relay_is_taken() -> None:
+def test_both_sides_begin_with_hello() -> None:
     core = Channels()
-    core.feed(pack(Kind.HELLO, 0, VERSION + 6))
+    assert core.out == HELLO
+    core.feed(pack(Kind.HELLO, 0, VERSION + 6))  # a newer relay
     assert core.greeted
-
-
-@pytest.mark.parametrize(
-    "first",
-    [b"OCI runtime exec failed: no such file", pack(Kind.HELLO), pack(Kind.HELLO, 1, VERSION)],
-)
-def test_what_does_not_begin_with_hello_is_quoted(first: bytes) -> None:
-    with pytest.raises(ProtocolError, match="did not start, but said: '"):
-        Channels().feed(first)
+    wrong = (
+        b"OCI runtime exec failed: no such file",
+        pack(Kind.HELLO),
+        pack(Kind.HELLO, 1, VERSION),
+    )
+    for first in wrong:
+        with pytest.raises(ProtocolError, match="did not start, but said: '"):
+            Channels().feed(first)
 
 
 def test_data_goes_out_in_frames_and_never_beyond_the_credit() -> None:
@@ -164,32 +165,7 @@ def test_credit_is_returned_in_large_steps() -> None:
     assert taken(core) == pack(Kind.WINDOW, channel.number, WINDOW // 2)
 
 
-def test_more_than_the_window_is_refused() -> None:
-    core, (channel,) = with_channels(1)
-    frame = pack(Kind.DATA, channel.number, MAX_DATA, bytes(MAX_DATA))
-    for _ in range(WINDOW // MAX_DATA):
-        core.feed(frame)
-    with pytest.raises(ProtocolError, match="more than it may"):
-        core.feed(pack(Kind.DATA, channel.number, 1, b"x"))
-
-
-def test_nothing_comes_after_the_end() -> None:
-    core, (channel,) = with_channels(1)
-    assert core.feed(pack(Kind.EOF, channel.number)) == [Ended(channel)]
-    assert core.send(channel, b"still listening") == 15
-    with pytest.raises(ProtocolError):
-        core.feed(pack(Kind.DATA, channel.number, 1, b"x"))
-
-
-def test_the_relays_close_is_answered_once_and_frees_the_number() -> None:
-    core, (channel,) = with_channels(1)
-    assert core.feed(pack(Kind.CLOSE, channel.number, 111)) == [Closed(channel, 111)]
-    core.close(channel)
-    assert taken(core) == pack(Kind.CLOSE, channel.number)
-    assert core.open().number == channel.number
-
-
-def test_a_number_is_not_used_again_before_the_relay_has_closed_it_too() -> None:
+def test_a_number_is_not_used_again_before_both_sides_have_closed_it() -> None:
     core, (channel,) = with_channels(1)
     core.close(channel)
     core.close(channel)
@@ -201,7 +177,12 @@ def test_a_number_is_not_used_again_before_the_relay_has_closed_it_too() -> None
     taken(core)
     assert core.feed(pack(Kind.CLOSE, channel.number)) == []
     assert taken(core) == b""
-    assert core.open().number == channel.number
+    again = core.open()
+    assert again.number == channel.number
+    taken(core)
+    assert core.feed(pack(Kind.CLOSE, again.number, 111)) == [Closed(again, 111)]
+    core.close(again)
+    assert taken(core) == pack(Kind.CLOSE, again.number)
 
 
 def test_there_are_so_many_channels_and_no_more() -> None:
@@ -211,18 +192,6 @@ def test_there_are_so_many_channels_and_no_more() -> None:
         core.open()
     core.feed(pack(Kind.CLOSE, 77))
     assert core.open().number == 77
-
-
-@given(st.lists(st.binary(max_size=200), max_size=8), st.booleans())
-def test_arbitrary_bytes_are_events_or_a_protocol_error(chunks: list[bytes], hello: bool) -> None:
-    core = greeted() if hello else Channels()
-    core.open()
-    try:
-        for chunk in chunks:
-            core.feed(chunk)
-            assert len(core.rest) < HEADER_SIZE + MAX_DATA
-    except ProtocolError:
-        assert core.rest == b""
 
 
 small = st.integers(0, 5)
@@ -250,131 +219,238 @@ def test_frames_that_are_almost_right_are_events_or_a_protocol_error(
         pass
 
 
-@given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
-def test_data_comes_out_as_it_went_in_however_it_is_cut(
-    pieces: list[bytes], data: st.DataObject
-) -> None:
-    core, (channel,) = with_channels(1)
-    wire = b"".join(pack(Kind.DATA, 0, len(piece), piece) for piece in pieces)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=12)))
-    events = []
-    for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
-        events += core.feed(wire[start:end])
-    assert events == [Arrived(channel, piece) for piece in pieces]
-    assert core.rest == b""
+# Lines of base64
 
 
-class Honest(RuleBasedStateMachine):
-    """Both ends as they should be: whatever they do in whatever order, neither complains.
-
-    The other end is a model of the relay: it echoes, as far as it has credit, and hangs up at will.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.core = greeted()
-        self.to_relay = bytearray()
-        self.to_host = bytearray()
-        self.relay: dict[int, list[int]] = {}  # number: [credit, owed, hung up]
-        self.held: dict[int, Channel] = {}
-        self.sent: dict[int, bytearray] = {}
-        self.echoed: dict[int, bytearray] = {}
-        self.unread: dict[int, int] = {}
-
-    @precondition(lambda self: len(self.held) < 5)
-    @rule()
-    def open(self) -> None:
-        channel = self.core.open()
-        assert channel.number not in self.held
-        self.held[channel.number] = channel
-        self.sent[channel.number] = bytearray()
-        self.echoed[channel.number] = bytearray()
-        self.unread[channel.number] = 0
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), size=st.sampled_from([1, 100, MAX_DATA, 100_000]))
-    def send(self, data: st.DataObject, size: int) -> None:
-        channel = self.held[data.draw(st.sampled_from(sorted(self.held)))]
-        piece = bytes([len(self.sent[channel.number]) % 251]) * size
-        self.sent[channel.number] += piece[: self.core.send(channel, piece)]
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def read(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(self.held)))
-        self.core.consumed(self.held[number], self.unread[number])
-        self.unread[number] = 0
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def close(self, data: st.DataObject) -> None:
-        channel = self.held.pop(data.draw(st.sampled_from(sorted(self.held))))
-        self.core.close(channel)
-
-    @rule(size=st.integers(1, 200_000))
-    def carry_out(self, size: int) -> None:
-        self.to_relay += self.core.out[:size]
-        del self.core.out[:size]
-        while len(self.to_relay) >= HEADER_SIZE:
-            number, kind, value = (
-                int.from_bytes(self.to_relay[at : at + 4], "big") for at in (0, 4, 8)
-            )
-            whole = HEADER_SIZE + (value if kind == Kind.DATA else 0)
-            if len(self.to_relay) < whole:
-                return
-            payload = bytes(self.to_relay[HEADER_SIZE:whole])
-            del self.to_relay[:whole]
-            self.relay_hears(Kind(kind), number, value, payload)
-
-    def relay_hears(self, kind: Kind, number: int, value: int, payload: bytes) -> None:
-        state = self.relay.get(number)
-        if kind is Kind.OPEN:
-            assert state is None
-            self.relay[number] = [WINDOW, 0, 0]
-            return
-        assert state is not None
-        if kind is Kind.CLOSE:
-            if not state[2]:
-                self.to_host += pack(Kind.CLOSE, number)
-            del self.relay[number]
-        elif not state[2] and kind is Kind.WINDOW:
-            state[0] += value
-            assert state[0] <= WINDOW
-        elif not state[2]:
-            size = min(state[0], len(payload))
-            if size:
-                self.to_host += pack(Kind.DATA, number, size, payload[:size])
-            state[0] -= size
-            self.to_host += pack(Kind.WINDOW, number, value)
-
-    @precondition(lambda self: any(not state[2] for state in self.relay.values()))
-    @rule(data=st.data(), half=st.booleans())
-    def hang_up(self, data: st.DataObject, half: bool) -> None:
-        open_ = sorted(number for number, state in self.relay.items() if not state[2])
-        number = data.draw(st.sampled_from(open_))
-        self.relay[number][2] = 1
-        if half:
-            self.to_host += pack(Kind.EOF, number)
-        self.to_host += pack(Kind.CLOSE, number)
-
-    @rule(size=st.integers(1, 200_000))
-    def carry_in(self, size: int) -> None:
-        data = bytes(self.to_host[:size])
-        del self.to_host[:size]
-        for event in self.core.feed(data):
-            number = event.channel.number
-            assert self.held[number] is event.channel
-            if isinstance(event, Arrived):
-                self.echoed[number] += event.data
-                self.unread[number] += len(event.data)
-            elif isinstance(event, Closed):
-                del self.held[number]
-
-    @invariant()
-    def nothing_is_lost_or_made_up(self) -> None:
-        for number in self.held:
-            assert self.sent[number].startswith(self.echoed[number][:WINDOW])
-            assert self.unread[number] <= WINDOW
+@given(st.lists(st.binary(min_size=1, max_size=50), max_size=8), st.integers(1, 20))
+def test_lines_are_put_together_however_they_are_cut(pieces: list[bytes], step: int) -> None:
+    text = "".join(base64.b64encode(piece).decode() + "\n" for piece in pieces)
+    lines = Lines()
+    heard = b"".join(lines.feed(text[at : at + step]) for at in range(0, len(text), step))
+    assert heard == b"".join(pieces)
 
 
-TestHonest = Honest.TestCase
+@pytest.mark.parametrize("text", ["bash: no such file\n", "AAA\n", "AAAA\r\n", "é\n", "A===\n"])
+def test_anything_but_lines_of_base64_is_an_error(text: str) -> None:
+    with pytest.raises(ProtocolError, match="did not start, but said"):
+        Lines().feed(text)
+
+
+def test_no_line_is_endless() -> None:
+    lines = Lines()
+    with pytest.raises(ProtocolError, match="limit"):
+        for _ in range(LONGEST // 65536 + 1):
+            lines.feed("A" * 65536)
+
+
+Heard = tuple[Kind, int, int, bytes]
+
+
+class Relay:
+    """The other end, by hand."""
+
+    def __init__(self, stream: UnixStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+        self.raw = stream.send
+        self.close = stream.close
+
+    async def say(self, kind: Kind, channel: int, value: int = 0, payload: bytes = b"") -> None:
+        await self.raw(pack(kind, channel, value, payload))
+
+    async def data(self, channel: int, payload: bytes) -> None:
+        await self.say(Kind.DATA, channel, len(payload), payload)
+
+    async def hear(self) -> Heard:
+        await self._fill(HEADER_SIZE)
+        channel, kind, value = HEADER.unpack_from(self._buffer)
+        whole = HEADER_SIZE + (value if kind == Kind.DATA else 0)
+        await self._fill(whole)
+        payload = bytes(self._buffer[HEADER_SIZE:whole])
+        del self._buffer[:whole]
+        return Kind(kind), channel, value, payload
+
+    async def hear_data(self, size: int) -> bytes:
+        """So many bytes of one channel, and no other frame between them."""
+        received = b""
+        while len(received) < size:
+            kind, _, _, payload = await self.hear()
+            assert kind is Kind.DATA
+            received += payload
+        return received
+
+    async def _fill(self, size: int) -> None:
+        while len(self._buffer) < size:
+            data = await self._stream.receive()
+            assert data, "the host hung up"
+            self._buffer += data
+
+    async def gone(self) -> bool:
+        """Whether the host has closed the carrier."""
+        return not await self._stream.receive()
+
+
+def pair() -> tuple[UnixStream, UnixStream]:
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    return UnixStream(ours, loop), UnixStream(theirs, loop)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Mux, Relay]]:
+    carrier, other = pair()
+    await other.send(HELLO)
+    mux = await Mux.start(carrier)
+    relay = Relay(other)
+    try:
+        assert await relay.hear() == (Kind.HELLO, 0, VERSION, b"")
+        yield mux, relay
+    finally:
+        await mux.aclose()
+        relay.close()
+
+
+@asynccontextmanager
+async def with_stream() -> AsyncIterator[tuple[Mux, Relay, MuxStream]]:
+    async with connected() as (mux, relay):
+        stream = await mux.open()
+        assert (await relay.hear())[:2] == (Kind.OPEN, 0)
+        yield mux, relay, stream
+
+
+async def settled() -> None:
+    """Lets the loop turn until tasks that can run have come to where they wait."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_send_cancelled_while_the_carrier_is_full_corrupts_nothing() -> None:
+    """At every moment of it: the relay reads late, and finds frames only."""
+    async with connected() as (mux, relay):
+        streams = [await mux.open() for _ in range(16)]
+        for turns, stream in enumerate(streams):
+            sending = asyncio.create_task(stream.send(bytes([stream._channel.number]) * WINDOW))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            sending.cancel()
+            await asyncio.wait({sending})
+            await stream.aclose()
+        closed = 0
+        while closed < len(streams):
+            kind, channel, _, payload = await relay.hear()
+            assert kind in (Kind.OPEN, Kind.DATA, Kind.CLOSE)
+            assert set(payload) <= {channel}
+            closed += kind is Kind.CLOSE
+            if kind is Kind.CLOSE:
+                await relay.say(Kind.CLOSE, channel)
+
+
+async def test_channels_that_are_not_closed_are_not_lost() -> None:
+    async with connected() as (mux, relay):
+        for _ in range(3 * MAX_CHANNELS):
+            stream = await mux.open()
+            assert (await relay.hear())[:2] == (Kind.OPEN, 0)
+            await relay.say(Kind.CLOSE, 0)
+            assert await stream.receive() == b""
+            assert (await relay.hear())[:2] == (Kind.CLOSE, 0)
+
+
+BREAKS = {
+    "the relay ended": b"",
+    "garbage": b"HTTP/1.1 400 Bad Request",
+    "a channel nobody opened": pack(Kind.DATA, 9, 1, b"x"),
+}
+
+
+@pytest.mark.parametrize("last", BREAKS.values(), ids=BREAKS.keys())
+async def test_every_stream_breaks_with_the_carrier(last: bytes) -> None:
+    async with connected() as (mux, relay):
+        streams = [await mux.open() for _ in range(3)]
+        for number in range(3):
+            await relay.hear()
+            await relay.data(number, b"before")
+        receiving = asyncio.create_task(streams[0].receive(3))
+        sending = asyncio.create_task(streams[1].send(bytes(4 * WINDOW)))
+        assert await receiving == b"bef"
+        await relay.hear_data(WINDOW)
+        await relay.raw(last)
+        if not last:
+            relay.close()
+        with pytest.raises(UnavailableError, match="broke"):
+            await sending
+        assert await streams[0].receive() == b"ore"  # it came in time
+        assert await streams[1].receive() == b"before"
+        for stream in streams[:2]:
+            with pytest.raises(UnavailableError, match="broke"):
+                await stream.receive()
+            with pytest.raises(UnavailableError, match="broke"):
+                await stream.send(b"x")
+        assert not mux.usable
+        with pytest.raises(UnavailableError):
+            await mux.open()
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_closing_does_not_wait_for_a_carrier_that_is_stuck() -> None:
+    async with connected() as (mux, _):
+        streams = [await mux.open() for _ in range(20)]
+        sending = [asyncio.create_task(stream.send(bytes(WINDOW))) for stream in streams]
+        await settled()
+        async with asyncio.timeout(5):
+            await mux.aclose()
+        done, _ = await asyncio.wait(sending)
+        assert any(task.exception() is not None for task in done)
+
+
+@pytest.mark.parametrize(
+    "words", [b"OCI runtime exec failed: exec: no such file\r\n", b"short", b""]
+)
+async def test_what_is_no_relay_is_quoted_and_let_go(words: bytes) -> None:
+    carrier, other = pair()
+    if words:
+        await other.send(words)
+    starting = asyncio.create_task(Mux.start(carrier))
+    assert await other.receive() == HELLO
+    if len(words) < HEADER_SIZE:
+        other.close()
+    with pytest.raises(UnavailableError, match=words.decode().split(":")[0] or "ended"):
+        await starting
+    if len(words) >= HEADER_SIZE:
+        assert await other.receive() == b""
+    other.close()
+
+
+def framed(stream: int, data: bytes) -> bytes:
+    return bytes([stream, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
+
+def test_the_engines_frames_are_taken_apart_however_they_are_cut() -> None:
+    wire = framed(1, b"out") + framed(2, b"err") + framed(1, b"") + framed(1, b"more")
+    for cut in range(len(wire) + 1):
+        decoder = StreamDecoder()
+        pieces = decoder.feed(wire[:cut]) + decoder.feed(wire[cut:])
+        assert b"".join(piece.data for piece in pieces if piece.stream == 1) == b"outmore"
+        assert b"".join(piece.data for piece in pieces if piece.stream == 2) == b"err"
+    large = StreamDecoder()  # of 4 GiB: its bytes are passed on as they come
+    assert large.feed(framed(1, b"")[:4] + b"\xff\xff\xff\xff") == []
+    assert [len(piece.data) for piece in large.feed(bytes(100_000))] == [100_000]
+    for words in (b"\x04\x00\x00\x00\x00\x00\x00\x01", b"no such container"):
+        with pytest.raises(ProtocolError):
+            StreamDecoder().feed(words)
+
+
+async def test_a_relay_through_the_engine() -> None:
+    raw, other = pair()
+    await other.send(framed(1, HELLO[:5]) + framed(1, HELLO[5:]))
+    mux = await Mux.start(demultiplex(raw))
+    stream = await mux.open()
+    await other.send(framed(1, pack(Kind.DATA, 0, 2, b"hi")))
+    assert await stream.receive() == b"hi"
+    await other.send(framed(2, b"capsule-agent relay: not a frame\n"))
+    other.close()
+    with pytest.raises(UnavailableError, match="not a frame"):
+        await stream.receive()
+    await mux.aclose()

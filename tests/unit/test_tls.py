@@ -100,12 +100,8 @@ async def to(program: Program, context: ssl.SSLContext | None) -> AsyncIterator[
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await eventually(lambda: is_left(listening), what="the program has closed")
-
-
-def is_left(server: asyncio.Server) -> bool:
-    """Whether all of its connections are closed: `wait_closed` waits for that since 3.12 only."""
-    return not vars(server)["_active_count"]
+        # `wait_closed` waits for its connections since Python 3.12 only.
+        await eventually(lambda: not vars(listening)["_active_count"], what="all are closed")
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -132,35 +128,12 @@ async def test_both_directions_at_once(server: ssl.SSLContext, version: ssl.TLSV
     assert got == sent
 
 
-async def test_what_is_received_does_not_wait_for_what_is_sent(server: ssl.SSLContext) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Never reads, and stays."""
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
-        for _ in range(8):
-            writer.write(bytes(1 << 20))
-            await writer.drain()
-        await asyncio.Event().wait()
-
-    async with to(talk, server) as wire, asyncio.timeout(60):
-        tls = Tls(wire)
-        await tls.open(443)
-        sending = asyncio.ensure_future(tls.send(bytes(64 << 20)))
-        try:
-            got = 0
-            while got < 8 << 20:
-                got += len(await tls.receive())
-            assert not sending.done()
-        finally:
-            sending.cancel()
-            await asyncio.wait({sending})
-
-
 def der(tag: int, body: bytes) -> bytes:
     length = bytes([len(body)]) if len(body) < 128 else b"\x82" + len(body).to_bytes(2)
     return bytes([tag]) + length + body
 
 
-async def test_a_program_chooses_no_numbers(server: ssl.SSLContext, tmp_path: Path) -> None:
+def endless_numbers(server: ssl.SSLContext, tmp_path: Path) -> ssl.SSLContext:
     """A modulus of 10,000 bits held the server for a second, with each connection."""
     modulus = (secrets.randbits(10_000) | 1 << 9_999 | 1).to_bytes(1_251)
     parameters = der(0x30, der(0x02, modulus) + der(0x02, b"\x02"))
@@ -168,39 +141,22 @@ async def test_a_program_chooses_no_numbers(server: ssl.SSLContext, tmp_path: Pa
     server.maximum_version = ssl.TLSVersion.TLSv1_2
     server.set_ciphers("DHE-RSA-AES128-GCM-SHA256:@SECLEVEL=0")
     server.load_dh_params(str(tmp_path / "dh.pem"))
-    async with to(echo, server) as wire:
-        with pytest.raises(UnavailableError, match="port 443 does not speak TLS"):
-            await Tls(wire).open(443)
+    return server
 
 
-async def test_large_groups_are_not_offered(server: ssl.SSLContext) -> None:
+def large_group(server: ssl.SSLContext, tmp_path: Path) -> ssl.SSLContext:
     server.set_ecdh_curve("secp521r1")
-    async with to(echo, server) as wire:
+    return server
+
+
+def no_tls(server: ssl.SSLContext, tmp_path: Path) -> None:
+    return None
+
+
+@pytest.mark.parametrize("speaks", [endless_numbers, large_group, no_tls])
+async def test_a_program_that_does_not_speak_our_tls(
+    speaks: Callable[..., ssl.SSLContext | None], server: ssl.SSLContext, tmp_path: Path
+) -> None:
+    async with to(echo, speaks(server, tmp_path)) as wire:
         with pytest.raises(UnavailableError, match="port 443 does not speak TLS"):
             await Tls(wire).open(443)
-
-
-async def test_a_program_that_speaks_no_tls() -> None:
-    async with to(echo, None) as wire:
-        with pytest.raises(UnavailableError, match="port 443 does not speak TLS"):
-            await Tls(wire).open(443)
-
-
-async def test_tls_that_breaks_is_told_to_whom_sends_and_receives(server: ssl.SSLContext) -> None:
-    garbled = asyncio.Event()
-
-    class Garbling(Wire):
-        async def receive(self, max_bytes: int = 65536) -> bytes:
-            data = await super().receive(max_bytes)
-            return b"\x17\x03\x03\x00\x20" + bytes(32) if garbled.is_set() else data
-
-    async with to(echo, server) as wire:
-        assert isinstance(wire, Wire)
-        tls = Tls(Garbling(wire._reader, wire._writer))
-        await tls.open(443)
-        garbled.set()
-        await tls.send(b"hello")
-        with pytest.raises(UnavailableError, match="broke its TLS"):
-            await tls.receive()
-        with pytest.raises(UnavailableError, match="broke its TLS"):
-            await tls.send(b"hello")
