@@ -1,4 +1,4 @@
-"""Answers that are streams let go of what they read from, however they end."""
+"""Answers that are streams close what they read from, however they end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from capsule.edge.sse import EventStream
 
 
 class Source:
-    """Something to read from that says whether it is still open."""
-
     def __init__(self) -> None:
         self.open = True
 
@@ -34,9 +32,19 @@ class Broken(Exception):
     pass
 
 
-async def fail_at(answer: Response, failing: int) -> None:
-    """Send it to somebody who is gone after some messages."""
-    sent = 0
+async def answer_from(kind: str, source: Source) -> Response:
+    if kind == "events":
+        return EventStream(source.parts(), held=source)
+    if kind == "download":
+        return Download(source.parts(), {}, held=source)
+    return await begun(source.parts(), {})  # a download whose first part was read
+
+
+@pytest.mark.parametrize("kind", ["events", "download", "begun"])
+@pytest.mark.parametrize("failing", [0, 1, 2])
+async def test_a_client_that_is_gone_closes_the_source(kind: str, failing: int) -> None:
+    source, sent = Source(), 0
+    answer = await answer_from(kind, source)
 
     async def send(message: Message) -> None:
         nonlocal sent
@@ -50,24 +58,4 @@ async def fail_at(answer: Response, failing: int) -> None:
 
     with pytest.raises(Broken):
         await answer({"type": "http"}, receive, send)
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2])
-async def test_events_close_what_they_come_from(failing: int) -> None:
-    source = Source()
-    await fail_at(EventStream(source.parts(), held=source), failing)
-    assert not source.open
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2])
-async def test_downloads_close_what_they_come_from(failing: int) -> None:
-    source = Source()
-    await fail_at(Download(source.parts(), {}, held=source), failing)
-    assert not source.open
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2])
-async def test_downloads_whose_first_part_was_read_do_so_too(failing: int) -> None:
-    source = Source()
-    await fail_at(await begun(source.parts(), {}), failing)
     assert not source.open

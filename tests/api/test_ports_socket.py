@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -49,32 +48,23 @@ async def joined(
 
 
 async def test_messages_go_both_ways_and_keep_their_kind(server: RealServer, app: str) -> None:
+    large = os.urandom(3_000_000)  # the API's own sockets take less
     async with joined(server, app) as (ws, _):
-        for message in ("text ü", b"\x00\xff", "", b""):
+        for message in ("text ü", b"\x00\xff", "", b"", large):
             await ws.send(message)
             assert await ws.recv() == message
-
-
-async def test_by_header_too(server: RealServer, app: str) -> None:
+        await ws.send("parts")
+        assert await ws.recv() == "one two"
     url = f"ws://127.0.0.1:{server.port}/socket"
     async with connect(url, additional_headers=by_header(app), proxy=None) as ws:
         assert json.loads(await ws.recv())["target"] == "/socket"
 
 
-async def test_large_messages_and_parts_pass(server: RealServer, app: str) -> None:
-    async with joined(server, app) as (ws, _):
-        large = os.urandom(3_000_000)  # our own sockets take less
-        await ws.send(large)
-        assert await ws.recv() == large
-        await ws.send("parts")
-        assert await ws.recv() == "one two"
-
-
-async def test_the_request_is_shown_as_any_other(server: RealServer, app: str) -> None:
+async def test_the_program_is_shown_the_request_as_any_other(server: RealServer, app: str) -> None:
     shown = {"Origin": "https://elsewhere.example", "Cookie": "a=1", "E2b-Secret": "1"}
-    async with joined(server, app, path="/socket?q=%20", **shown) as (ws, told):
-        headers = {name.lower(): value for name, value in told["headers"]}
-        assert told["target"] == "/socket?q=%20"
+    async with joined(server, app, path="/socket?q=%20", **shown) as (ws, seen):
+        headers = {name.lower(): value for name, value in seen["headers"]}
+        assert seen["target"] == "/socket?q=%20"
         assert headers["host"] == f"3000-{app}.localhost:{server.port}"
         assert headers["x-forwarded-for"] == "127.0.0.1"
         assert (headers["origin"], headers["cookie"]) == ("https://elsewhere.example", "a=1")
@@ -83,8 +73,8 @@ async def test_the_request_is_shown_as_any_other(server: RealServer, app: str) -
 
 
 async def test_the_subprotocol_is_the_programs_choice(server: RealServer, app: str) -> None:
-    async with joined(server, app, "chat", "superchat", "capsule.key.c2VjcmV0") as (ws, told):
-        assert told["offered"] == ["chat", "superchat"]
+    async with joined(server, app, "chat", "superchat", "capsule.key.c2VjcmV0") as (ws, seen):
+        assert seen["offered"] == ["chat", "superchat"]
         assert ws.subprotocol == "superchat"
 
 
@@ -99,66 +89,46 @@ async def test_a_close_passes_with_code_and_reason(
         assert (ws.close_code, ws.close_reason) == (code, reason)
 
 
-async def test_the_clients_close_reaches_the_program(
-    server: RealServer, app: str, api: Api
+@pytest.mark.parametrize("code", [4007, None], ids=["closes", "vanishes"])
+async def test_a_client_that_leaves_is_gone_inside_too(
+    server: RealServer, app: str, api: Api, code: int | None
 ) -> None:
+    async def ends() -> list[int]:
+        closes: list[int] = (await api.http.get("/closes", headers=by_name(app))).json()
+        left = (await api.http.get("/left", headers=by_name(app))).json()
+        return [*closes, *[0] * int(left)]
+
+    before = len(await ends())
     async with joined(server, app) as (ws, _):
-        await ws.close(4007, "enough")
+        if code:
+            await ws.close(code, "enough")
+        else:
+            ws.transport.abort()
 
-    async def told() -> bool:
-        return 4007 in (await api.http.get("/closes", headers=by_name(app))).json()
+    async def gone() -> bool:
+        return len(await ends()) > before and (code is None or code in await ends())
 
-    await eventually(told, what="the program heard of the close")
+    await eventually(gone, what="the program's end of the socket closed")
 
 
-async def test_a_connection_that_breaks_is_closed(server: RealServer, app: str) -> None:
+async def test_a_program_that_breaks_off_or_refuses(server: RealServer, app: str) -> None:
     async with joined(server, app) as (ws, _):
         await ws.send("drop")
         with pytest.raises(ConnectionClosed):
             await ws.recv()
         assert ws.close_code == 1011
-
-
-async def test_a_client_that_vanishes_is_gone_inside_too(
-    server: RealServer, app: str, api: Api
-) -> None:
-    async def count() -> int:
-        closes = (await api.http.get("/closes", headers=by_name(app))).json()
-        left = (await api.http.get("/left", headers=by_name(app))).json()
-        return len(closes) + int(left)
-
-    before = await count()
-    async with joined(server, app) as (ws, _):
-        ws.transport.abort()
-
-    async def gone() -> bool:
-        return await count() > before
-
-    await eventually(gone, what="the program's end of the socket closed")
-
-
-async def test_a_refusal_is_the_programs_own(server: RealServer, app: str) -> None:
-    with pytest.raises(InvalidStatus) as refused:
-        async with joined(server, app, path="/status?403"):
-            pass
-    assert refused.value.response.status_code == 403
-
-
-async def test_what_speaks_no_websocket_says_so(server: RealServer, app: str) -> None:
-    wire = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
-    with pytest.raises(InvalidStatus) as refused:
-        async with joined(server, app, path=f"/raw?{wire.hex()}"):
-            pass
-    assert refused.value.response.status_code == 502
-
-
-async def test_a_closed_port_refuses_the_handshake(server: RealServer, app: str) -> None:
-    url = f"ws://3999-{app}.localhost:{server.port}/"
-    with pytest.raises(InvalidStatus) as refused:
-        async with connect(url, host="127.0.0.1", proxy=None):
-            pass
-    assert refused.value.response.status_code == 502
-    assert b"port is not open" in bytes(refused.value.response.body or b"")
+    no_socket = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
+    for path, port, status in (
+        ("/status?403", 3000, 403),
+        (f"/raw?{no_socket.hex()}", 3000, 502),
+        ("/", 3999, 502),
+    ):
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(
+                f"ws://{port}-{app}.localhost:{server.port}{path}", host="127.0.0.1", proxy=None
+            ):
+                pass
+        assert refused.value.response.status_code == status, path
 
 
 async def test_deleting_the_sandbox_ends_its_sockets(server: RealServer) -> None:
@@ -171,8 +141,8 @@ async def test_deleting_the_sandbox_ends_its_sockets(server: RealServer) -> None
                 await ws.recv()
 
 
-async def test_a_stopping_server_waits_for_no_endless_stream(agent_binary: object) -> None:
-    with real_server(DRAIN_TIMEOUT="10") as server, sandbox(server.url) as id:
+async def test_a_stopping_server_waits_for_no_endless_stream() -> None:
+    with real_server(DRAIN_TIMEOUT="600") as server, sandbox(server.url) as id:
         start_app(server.url, id)
         async with (
             joined(server, id) as (ws, _),
@@ -181,13 +151,11 @@ async def test_a_stopping_server_waits_for_no_endless_stream(agent_binary: objec
         ):
             lines = events.aiter_lines()
             assert await anext(lines) == 'data: {"n": 1}'
-            began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             with pytest.raises(ConnectionClosed):
                 await ws.recv()
             with pytest.raises(httpx.RemoteProtocolError):
                 [line async for line in lines]
             assert ws.close_code == 1012
-            assert await asyncio.to_thread(server.process.wait, 10) == 0
-            assert time.monotonic() - began < 6
+            assert await asyncio.to_thread(server.process.wait, 30) == 0
         assert "Traceback" not in (server.base / "log").read_text()
