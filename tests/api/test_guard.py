@@ -201,6 +201,7 @@ async def test_a_socket_that_cannot_begin_is_refused_at_once(rest: bytes) -> Non
 
 
 async def test_two_host_headers_are_refused() -> None:
-    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n"
+    request += b"Connection: close\r\n\r\n"
     async with borrowed() as server:
         assert b" 400 " in (await answered(server, request))[:20]

@@ -16,7 +16,7 @@ from capsule_sdk import CapsuleClient, ForbiddenError
 from tests.support import wait_for
 from tests.support.servers import CAPSULE, RealServer, real_server
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
 ADMIN = "operator-key-of-the-tests"
 SECRET = "a-secret-of-thirty-two-characters-or-more"
@@ -32,7 +32,7 @@ def guarded(agent_binary: object) -> Iterator[RealServer]:
 def command(server: RealServer, *args: str) -> str:
     """`capsule key …` on the server's own data directory."""
     done = subprocess.run(
-        [*CAPSULE, "key", *args], env=server.env, capture_output=True, text=True, timeout=20
+        [*CAPSULE, "key", *args], env=server.env, capture_output=True, text=True, timeout=40
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -10,19 +10,19 @@ from tests.api.client import Api, RpcFailure
 pytestmark = pytest.mark.real
 
 
-async def test_a_volume_from_its_making_to_its_end(api: Api) -> None:
-    made = await api.call("volume.v1.create", {"name": "rpc-data", "metadata": {"a": "b"}})
-    assert made == await api.call("volume.v1.get", {"name": "rpc-data"})
+async def test_a_volume_from_create_to_delete(api: Api) -> None:
+    made = await api.call("volume.v1.create", {"name": "data", "metadata": {"a": "b"}})
+    assert made == await api.call("volume.v1.get", {"name": "data"})
     assert made in (await api.call("volume.v1.list", {}))["volumes"]
-    mounts = [{"name": "rpc-data", "path": "/workspace/data", "read_only": False}]
+    mounts = [{"name": "data", "path": "/workspace/data", "read_only": False}]
     box = await api.rpc("create", template="bash", volumes=mounts)
     assert box["volumes"] == mounts
     await api.sh(box["id"], "echo kept > data/f")
     with pytest.raises(RpcFailure, match="in use") as refused:
-        await api.call("volume.v1.delete", {"name": "rpc-data"})
+        await api.call("volume.v1.delete", {"name": "data"})
     assert refused.value.code == "conflict"
     await api.rpc("delete", id=box["id"])
-    assert (await api.call("volume.v1.delete", {"name": "rpc-data"}))["deleted"] is True
+    assert (await api.call("volume.v1.delete", {"name": "data"}))["deleted"] is True
     with pytest.raises(RpcFailure, match="does not exist"):
         await api.rpc("create", template="bash", volumes=mounts)
 
@@ -40,7 +40,8 @@ async def test_volumes_over_rest(api: Api) -> None:
     assert small.status_code == 400 and small.json()["error"]["details"]["field"] == "size"
 
 
-async def test_a_volume_with_a_size_shows_it(api: Api, as_root: None) -> None:
+@pytest.mark.needs("root")
+async def test_a_volume_with_a_size_shows_it(api: Api) -> None:
     made = await api.call("volume.v1.create", {"name": "sized", "size": 20 * MIB})
     try:
         assert made["size"] == 20 * MIB and 0 < made["used"] < 20 * MIB
