@@ -13,11 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capsule.app import bind
-from capsule.config import Config
-from capsule.edge.drain import Gate
-from capsule.edge.ports.room import cut
-from capsule.edge.server import Idle, Server
+from capsule.edge.server import Idle
 from capsule.service import CreateRequest, Sandbox
 from capsule.service.caller import OPERATOR, Caller
 from tests.api.double import ServiceDouble, serving
@@ -48,38 +44,6 @@ async def test_of_too_many_idle_ones_the_longest_idle_is_closed() -> None:
             assert await asked(*each) == b"200"
         for _, writer in ends:
             writer.close()
-
-
-@pytest.mark.parametrize("takes", [True, False])
-async def test_what_was_sent_before_a_cut_arrives(
-    takes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a client that does not take it is not waited for."""
-    monkeypatch.setattr("capsule.edge.server.CUT_PATIENCE", 10.0 if takes else 0.1)
-    large, over = bytes(16 << 20), asyncio.Event()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": large, "more_body": True})
-        await cut(scope)
-        over.set()
-
-    config = await asyncio.to_thread(Config, port=0)
-    server = Server(config, app, Gate(), on_drain=lambda _: None)
-    with bind(config) as listener:
-        listener.listen()
-        async with asyncio.TaskGroup() as group, asyncio.timeout(15):
-            group.create_task(server.serve(sockets=[listener]))
-            port = listener.getsockname()[1]
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(HEALTH)
-            if not takes:
-                await over.wait()
-            got = await reader.read()
-            assert (len(got) > len(large)) is takes
-            assert not got.endswith(b"0\r\n\r\n")  # it does not look like the end
-            writer.close()
-            server.should_exit = True
 
 
 @pytest.mark.real

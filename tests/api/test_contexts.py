@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.api.client import Api, RpcFailure, SseEvent, events
-from tests.support import eventually
 
 pytestmark = pytest.mark.real
 
@@ -148,20 +146,6 @@ sys.stderr.write("é\\n")
     dead = await follow(api, f"/v1/sandboxes/{python}/contexts/run", code="import os; os._exit(1)")
     assert [event.name for event in dead] == ["started", "error", "end"]
     assert (dead[-1].data["status"], dead[-1].data["state"]) == ("died", "dead")
-
-
-async def test_interrupt_from_another_request(api: Api, python: str) -> None:
-    made = await call(api, "create", id=python)
-    running = asyncio.create_task(
-        call(api, "run", id=python, context=made["id"], code="import time; time.sleep(30)")
-    )
-
-    async def interrupted() -> bool:
-        answer = await call(api, "interrupt", id=python, context=made["id"])
-        return bool(answer["interrupted"])
-
-    await eventually(interrupted, what="the run is under way")
-    assert (await running)["status"] == "interrupted"
 
 
 async def test_the_end_of_the_sandbox_ends_the_events(api: Api, python: str) -> None:

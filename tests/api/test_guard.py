@@ -67,6 +67,10 @@ async def test_a_page_on_another_site_cannot_drive_the_server() -> None:
         answer = await ask(server, "POST", "/v1/sandboxes", headers={"Origin": server.url})
         assert answer.status_code == 201
         assert await status_of_socket(server, origin=Origin("http://evil.example")) == 403
+        image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        assert (await ask(server, headers=image)).status_code == 403
+        assert (await ask(server, path="/docs", headers=link)).status_code == 200
         assert await status_of_socket(server, origin=Origin(server.url)) == 404
         assert await status_of_socket(server) == 404
 
@@ -74,16 +78,9 @@ async def test_a_page_on_another_site_cannot_drive_the_server() -> None:
 async def test_an_allowed_origin_gets_cors_headers() -> None:
     origin = "https://play.example"
     async with borrowed(allowed_origins=(origin,)) as server:
-        preflight = await ask(
-            server,
-            "OPTIONS",
-            "/rpc",
-            headers={
-                "Origin": origin,
-                "Access-Control-Request-Method": "POST",
-                "Access-Control-Request-Headers": "content-type",
-            },
-        )
+        asked = {"Access-Control-Request-Method": "POST"}
+        asked["Access-Control-Request-Headers"] = "content-type"
+        preflight = await ask(server, "OPTIONS", "/rpc", headers={"Origin": origin, **asked})
         answer = await ask(server, headers={"Origin": origin})
         refused = await ask(server, headers={"Origin": "https://evil.example"})
     assert preflight.status_code == 200
@@ -91,14 +88,6 @@ async def test_an_allowed_origin_gets_cors_headers() -> None:
     assert answer.headers["access-control-allow-origin"] == origin
     assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers
-
-
-async def test_a_page_cannot_load_us_as_an_image() -> None:
-    async with borrowed() as server:
-        image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
-        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-        assert (await ask(server, headers=image)).status_code == 403
-        assert (await ask(server, path="/docs", headers=link)).status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
@@ -110,18 +99,11 @@ async def test_rpc_takes_json_only(kind: str) -> None:
         assert server.service.sandboxes == {}
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Authorization": f"Bearer {KEY}"},
-        {"authorization": f"bearer {KEY}"},
-        {"X-API-Key": KEY},
-        {"X-API-Key": OTHER_KEY},
-    ],
-)
-async def test_a_known_key_opens(headers: dict[str, str]) -> None:
+async def test_a_known_key_opens() -> None:
     async with borrowed(api_keys=(KEY, OTHER_KEY)) as server:
-        assert (await ask(server, headers=headers)).status_code == 200
+        bearers = [{"Authorization": f"Bearer {KEY}"}, {"authorization": f"bearer {OTHER_KEY}"}]
+        for headers in (*bearers, {"X-API-Key": KEY}):
+            assert (await ask(server, headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize(

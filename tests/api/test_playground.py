@@ -153,6 +153,8 @@ async def test_only_changes_are_written(session: Session) -> None:
     await session.sh("printf X > src/a.js; rm package.json")  # as long as before
     assert sorted((await session.sync(*tree))["written"]) == ["package.json", "src/a.js"]
     assert await session.sh("cat src/a.js src/b.js") == "13"
+    assert (await session.sync(file("src", "file")))["written"] == ["src"]
+    assert (await session.sync(folder("src", file("b", "2"))))["written"] == ["src/b"]
 
 
 async def test_files_missing_in_the_tree_are_removed_and_nothing_else(session: Session) -> None:
@@ -162,13 +164,6 @@ async def test_files_missing_in_the_tree_are_removed_and_nothing_else(session: S
     assert sorted(done["deleted"]) == ["old", "old/deep", "old/deep/x"]
     expected = ["./keep", "./made", "./node_modules", "./node_modules/m", "./node_modules/m/i"]
     assert await session.tree() == expected
-
-
-async def test_a_file_becomes_a_folder_and_back(session: Session) -> None:
-    await session.sync(file("a", "1"))
-    assert (await session.sync(folder("a", file("b", "2"))))["written"] == ["a/b"]
-    assert (await session.sync(file("a", "3")))["written"] == ["a"]
-    assert await session.sh("cat a") == "3"
 
 
 async def test_a_partial_sync_removes_only_what_it_names(session: Session) -> None:
@@ -194,6 +189,24 @@ async def test_binary_files_and_names_in_any_script(session: Session) -> None:
     assert (await session.sync(*tree))["unchanged"] == 2
 
 
+DEEP = file("x")
+for _ in range(70):
+    DEEP = folder("d", DEEP)
+LARGE = {
+    "many": [file(f"f{n}") for n in range(10_001)],
+    "deep": [DEEP],
+    # A look at all folders above each of these files takes minutes.
+    "a deep name": [folder("/".join("d" * 1900), *(file(f"f{n}") for n in range(9000)))],
+    "large": [file("large", "x" * (17 * 1024 * 1024))],
+}
+
+
+@pytest.mark.parametrize("files", LARGE.values(), ids=LARGE)
+async def test_trees_that_are_too_large_are_refused(session: Session, files: Any) -> None:
+    refused(await session.post("sync", files=files), 413, "too_large")
+    assert await session.tree() == []
+
+
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
@@ -217,51 +230,8 @@ async def test_a_wrong_tree_is_refused(session: Session, files: Any, problem: st
     assert await session.tree() == []
 
 
-async def test_trees_that_are_too_large_are_refused(session: Session) -> None:
-    many = [file(f"f{n}") for n in range(10_001)]
-    deep = folder("d")
-    for _ in range(70):
-        deep = folder("d", deep)
-    # Also in one name: a look at all folders above each of these files takes minutes.
-    name = folder("/".join("d" * 1900), *(file(f"f{n}") for n in range(9000)))
-    for files in (many, [deep], [name]):
-        refused(await session.post("sync", files=files), 413, "too_large")
-    large = await session.post("sync", files=[file("large", "x" * (17 * 1024 * 1024))])
-    assert "PUT /v1/sandboxes" in refused(large, 413, "too_large")
-    nested = '{"name":"d","type":"folder","children":[' * 100_000
-    wire = f'{{"sessionId":"{session.id}","files":[{nested}'
-    headers = {"content-type": "application/json"}
-    refused(await session.http.post(f"{ROOT}/sync", content=wire, headers=headers), 400, "invalid")
-    assert await session.tree() == []
-
-
-async def test_links_and_folders_of_a_program_are_conflicts(session: Session) -> None:
-    await session.sync(folder("src", file("a", "1")), file("b", "2"))
-    await session.sh("mv src real; ln -s real src; ln -sf /etc/hostname b; mkdir c")
-    for node, problem in (
-        (folder("src", file("a", "new")), "'src' is a symbolic link"),
-        (file("b", "new"), "'b' is a symbolic link"),
-        (file("c", "1"), "is a dir in the container"),
-    ):
-        answer = await session.post("sync", files=[node])
-        assert problem in refused(answer, 409, "conflict")
-    # What was removed in the editor: the link itself goes, its target stays.
-    done = await session.sync(file("e", "3"))
-    assert "b" in done["deleted"] and "src/a" not in done["deleted"]
-    assert await session.sh("cat real/a") == "1"
-    await session.sync(file("src", None, deleted=True), partial=True)
-    assert "./src" not in await session.tree()
-
-
 @pytest.mark.parametrize(
-    "spoil",
-    [
-        "echo nonsense > $N",
-        "rm $N; ln -s /workspace/victim $N",
-        "rm $N; mkfifo $N",
-        """D=$(head -c 30000 /dev/zero | tr '\\0' d | sed 's,d,d/,g')
-        printf '{"files":{},"folders":["../%sd"]}' $D > $N""",
-    ],
+    "spoil", ["echo nonsense > $N", "rm $N; ln -s /workspace/victim $N", "rm $N; mkfifo $N"]
 )
 async def test_a_program_that_spoils_the_note_harms_only_itself(
     session: Session, spoil: str
@@ -284,25 +254,40 @@ async def test_syncs_at_once_are_done_one_after_the_other(session: Session) -> N
     assert int(late.headers["retry-after"]) >= 1
 
 
-@pytest.mark.needs("node")
-async def test_code_runs_in_the_folder_of_its_file(node: Session) -> None:
-    await node.sync(folder("src", file("lib.js", "exports.six = 6")))
-    code = "console.log(require('./lib').six * 7)"
-    ran = await node.done("execute", code=code, filename="src/main.js")
-    assert (ran["output"], ran["success"]) == ("42\n", True)
-    ran = await node.done("execute", code="console.error('e'); process.exit(3)")
-    assert ran == {"success": False, "output": "", "error": "e\n", "exitCode": 3, "timedOut": False}
-    ran = await node.done("execute", code="while (true) {}", timeout_ms=300)
-    assert (ran["success"], ran["timedOut"]) == (False, True)
+async def test_links_and_folders_of_a_program_are_conflicts(session: Session) -> None:
+    await session.sync(folder("src", file("a", "1")), file("b", "2"))
+    await session.sh("mv src real; ln -s real src; ln -sf /etc/hostname b; mkdir c")
+    for node, problem in (
+        (folder("src", file("a", "new")), "'src' is a symbolic link"),
+        (file("b", "new"), "'b' is a symbolic link"),
+        (file("c", "1"), "is a dir in the container"),
+    ):
+        answer = await session.post("sync", files=[node])
+        assert problem in refused(answer, 409, "conflict")
+    # What was removed in the editor: the link itself goes, its target stays.
+    done = await session.sync(file("e", "3"))
+    assert "b" in done["deleted"] and "src/a" not in done["deleted"]
+    assert await session.sh("cat real/a") == "1"
 
 
-async def test_a_wrong_file_to_run_is_refused(session: Session) -> None:
-    answer = await session.post("execute", code="x", filename="a.rs")
-    assert "it can run: " in refused(answer, 400, "invalid")
-    for name in ("../a.js", "/workspace/a.js", "a\0.js", ""):
+async def test_a_wrong_file_or_package_is_refused(session: Session) -> None:
+    for package in ("", "-g", "a b", "a;reboot", "./../x", "file:/etc", "http://x/y.tgz", "$(id)"):
+        refused(await session.post("install", packages=[package]), 400, "invalid")
+    for name in ("../a.js", "/workspace/a.js", "a\0.js", "", "a.rs"):
         refused(await session.post("execute", code="x", filename=name), 400, "invalid")
     await session.sh("ln -s /etc/hostname link.sh")
     refused(await session.post("execute", code="x", filename="link.sh"), 403, "forbidden")
+
+
+@pytest.mark.needs("node")
+async def test_code_runs_in_the_folder_of_its_file(node: Session) -> None:
+    await node.sync(folder("src", file("lib.js", "exports.six = 6")))
+    code = "console.log(require('./lib').six * 7); console.error('e'); process.exit(3)"
+    ran = await node.done("execute", code=code, filename="src/main.js")
+    ended = {"success": False, "exitCode": 3, "timedOut": False}
+    assert ran == {"output": "42\n", "error": "e\n", **ended}
+    ran = await node.done("execute", code="while (true) {}", timeout_ms=300)
+    assert (ran["success"], ran["timedOut"]) == (False, True)
 
 
 @pytest.mark.needs("npm")
@@ -314,12 +299,6 @@ async def test_a_package_of_the_workspace_is_really_installed(node: Session) -> 
     assert done["success"], done
     ran = await node.done("execute", code="console.log(require('greet')())")
     assert ran["output"] == "hi\n"
-
-
-async def test_a_wrong_name_of_a_package_is_refused(session: Session) -> None:
-    wrong = ["", "-g", "a b", "a;reboot", "./../x", "file:/etc", "/etc", "http://x/y.tgz", "$(id)"]
-    for name in wrong:
-        refused(await session.post("install", packages=[name]), 400, "invalid")
 
 
 async def test_sessions_without_a_container_are_not_found(http: httpx.AsyncClient) -> None:

@@ -100,11 +100,6 @@ async def test_events_arrive_as_they_are_sent(web: httpx.AsyncClient) -> None:
         assert [line async for line in lines if line] == ['data: {"n": 2}']
 
 
-async def test_an_answer_may_come_before_the_end_of_the_request(web: httpx.AsyncClient) -> None:
-    answer = await web.post("/early", content=bytes(8_000_000))
-    assert (answer.status_code, answer.json()) == (413, {"too": "large"})
-
-
 async def test_forwarding_headers_come_from_the_server_alone(
     web: httpx.AsyncClient, app: str
 ) -> None:

@@ -62,7 +62,9 @@ async def test_messages_go_both_ways_and_keep_their_kind(server: RealServer, app
 
 async def test_the_program_is_shown_the_request_as_any_other(server: RealServer, app: str) -> None:
     shown = {"Origin": "https://elsewhere.example", "Cookie": "a=1", "E2b-Secret": "1"}
-    async with joined(server, app, path="/socket?q=%20", **shown) as (ws, seen):
+    offered = ("chat", "superchat", "capsule.key.c2VjcmV0")
+    async with joined(server, app, *offered, path="/socket?q=%20", **shown) as (ws, seen):
+        assert (seen["offered"], ws.subprotocol) == (["chat", "superchat"], "superchat")
         headers = {name.lower(): value for name, value in seen["headers"]}
         assert seen["target"] == "/socket?q=%20"
         assert headers["host"] == f"3000-{app}.localhost:{server.port}"
@@ -70,12 +72,6 @@ async def test_the_program_is_shown_the_request_as_any_other(server: RealServer,
         assert (headers["origin"], headers["cookie"]) == ("https://elsewhere.example", "a=1")
         assert "e2b-secret" not in headers
         assert ws.response is not None and ws.response.headers["x-of-app"] == "yes"
-
-
-async def test_the_subprotocol_is_the_programs_choice(server: RealServer, app: str) -> None:
-    async with joined(server, app, "chat", "superchat", "capsule.key.c2VjcmV0") as (ws, seen):
-        assert seen["offered"] == ["chat", "superchat"]
-        assert ws.subprotocol == "superchat"
 
 
 @pytest.mark.parametrize(("code", "reason"), [(1000, ""), (1001, "away"), (4321, "own words ü")])
@@ -129,16 +125,6 @@ async def test_a_program_that_breaks_off_or_refuses(server: RealServer, app: str
             ):
                 pass
         assert refused.value.response.status_code == status, path
-
-
-async def test_deleting_the_sandbox_ends_its_sockets(server: RealServer) -> None:
-    with sandbox(server.url) as id:
-        start_app(server.url, id)
-        async with joined(server, id) as (ws, _), asyncio.timeout(10):
-            async with httpx.AsyncClient(base_url=server.url) as http:
-                await http.delete(f"/v1/sandboxes/{id}")
-            with pytest.raises(ConnectionClosed):
-                await ws.recv()
 
 
 async def test_a_stopping_server_waits_for_no_endless_stream() -> None:

@@ -77,16 +77,6 @@ async def test_resuming_loses_and_repeats_nothing(api: Api, box: str, encoding: 
     assert over.status_code == 204
 
 
-async def test_characters_written_byte_by_byte_arrive_whole(api: Api, box: str) -> None:
-    script = r"for b in 342 202 254; do printf \\$b; sleep 0.1; done; printf '\360\237'"
-    exec_id = await started(api, box, ["sh", "-c", script])
-    url = f"/v1/sandboxes/{box}/execs/{exec_id}/stream"
-    async with api.http.stream("GET", url) as answer:
-        seen = [event async for event in events(answer)]
-    assert [e.data["data"] for e in seen[:-1]] == ["€", "�"]
-    assert [e.id for e in seen] == ["3-0", "5-0", "5-0-end"]
-
-
 async def test_post_answers_with_events_when_asked_to(api: Api, box: str) -> None:
     url = f"/v1/sandboxes/{box}/execs"
     for options in ({"params": {"stream": "sse"}}, {"headers": {"Accept": "text/event-stream"}}):
@@ -97,14 +87,6 @@ async def test_post_answers_with_events_when_asked_to(api: Api, box: str) -> Non
         assert seen[0].data["exec_id"] == seen[-1].data["exec_id"]
         assert seen[1].data == {"offset": 0, "data": "out\n"}
         assert seen[-1].data["exit_code"] == 7
-
-
-async def test_output_comes_while_the_program_runs(api: Api, box: str) -> None:
-    exec_id = await started(api, box, "echo first; sleep 60")
-    url = f"/v1/sandboxes/{box}/execs/{exec_id}/stream"
-    async for event in read_some(api, url, None, stop_after=1):
-        assert event.data["data"] == "first\n"
-    assert await runs(api, box, exec_id)
 
 
 async def test_a_wrong_place_to_go_on_from_is_refused(api: Api, box: str) -> None:
@@ -239,18 +221,14 @@ async def test_a_wrong_later_message_closes_and_the_exec_goes_on(
     assert await runs(api, box, exec_id)
 
 
-@pytest.mark.parametrize("later", [b"x", '{"type":"eof"}', '{"type":"signal","signal":"TERM"}'])
-async def test_an_attachment_without_input_may_send_nothing(
-    api: Api, box: str, later: str | bytes
-) -> None:
+async def test_an_attachment_without_input_may_send_nothing(api: Api, box: str) -> None:
     exec_id = await started(api, box, ["sleep", "60"])
     async with socket_to(api, box) as socket:
         await socket.send(json.dumps({"type": "attach", "exec_id": exec_id, "input": False}))
         await socket.recv()
-        await socket.send(later)
+        await socket.send(b"x")
         messages, code, _ = await until_closed(socket)
-    assert "without input" in messages[0]["message"]
-    assert code == 1008
+    assert (code, "without input" in messages[0]["message"]) == (1008, True)
     assert await runs(api, box, exec_id)
 
 
