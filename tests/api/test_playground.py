@@ -303,8 +303,8 @@ async def test_a_package_of_the_workspace_is_really_installed(node: Session) -> 
 
 async def test_sessions_without_a_container_are_not_found(http: httpx.AsyncClient) -> None:
     nobody = Session(http, "nobody")
-    calls = (("sync", {"files": []}), ("install", {"packages": ["a"]}), ("execute", {"code": ""}))
-    for path, body in calls:
+    bodies: dict[str, Any] = {"sync": {"files": []}, "install": {"packages": ["a"]}}
+    for path, body in {**bodies, "execute": {"code": ""}}.items():
         refused(await nobody.post(path, **body), 404, "not_found")
     for method in ("GET", "DELETE"):
         answer = await http.request(method, CONTAINER, params={"sessionId": "nobody"})

@@ -155,8 +155,8 @@ async def test_execs_over_rest(api: Api, box: str) -> None:
     answer = await api.http.post(f"/v1/sandboxes/{box}/batch", json=body)
     assert [r["stdout"] for r in answer.json()["results"]] == ["1\n", "2\n"]
     once = {"Idempotency-Key": "rest-exec"}
-    body = {"cmd": "echo x >> log; wc -l < log"}
-    results = [(await api.http.post(url, json=body, headers=once)).json() for _ in range(3)]
+    call = {"cmd": "echo x >> log; wc -l < log"}
+    results = [(await api.http.post(url, json=call, headers=once)).json() for _ in range(3)]
     assert [r["stdout"] for r in results] == ["1\n"] * 3
 
 
