@@ -6,7 +6,6 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import jwt
@@ -64,20 +63,6 @@ def test_a_key_from_create_to_revoke(guarded: RealServer) -> None:
         assert status(guarded, key["key"]) == 401
         assert http.delete("/v1/keys/nosuch").status_code == 404
         assert http.post("/v1/keys", json={"scopes": ["fly"]}).status_code == 400
-
-
-def test_keys_over_json_rpc(guarded: RealServer) -> None:
-    def ask(method: str, **params: object) -> dict[str, Any]:
-        call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        answer = httpx.post(f"{guarded.url}/rpc", json=call, headers={"X-API-Key": ADMIN})
-        result: dict[str, Any] = answer.json()["result"]
-        return result
-
-    made = ask("key.v1.create", tenant="rpc", scopes=["read", "run"])
-    assert ask("key.v1.list", tenant="rpc")["keys"][0]["id"] == made["id"]
-    assert status(guarded, made["key"]) == 200
-    assert ask("key.v1.revoke", key_id=made["id"])["state"] == "revoked"
-    assert status(guarded, made["key"]) == 401
 
 
 def test_the_command_on_the_data_directory_of_a_running_server(guarded: RealServer) -> None:

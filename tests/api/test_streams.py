@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import struct
@@ -261,6 +262,22 @@ async def test_a_client_that_vanishes_leaves_no_file_open_and_ends_nothing(
         socket.transport.abort()
     await eventually(lambda: open_files(server) <= before, what="the server let go of it")
     assert await runs(api, box, exec_id)
+
+
+@pytest.mark.parametrize("what", ["execs/{exec_id}/stream", "files/workspace/large", "watch"])
+async def test_a_reader_that_vanishes_leaves_no_file_open(
+    server: RealServer, api: Api, box: str, what: str
+) -> None:
+    await api.sh(box, "truncate -s 300M large")
+    exec_id = await started(api, box, ["sleep", "100"])
+    before = open_files(server)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    path = f"/v1/sandboxes/{box}/{what.format(exec_id=exec_id)}"
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    assert b" 200 " in await reader.readline()
+    assert open_files(server) > before
+    writer.transport.abort()
+    await eventually(lambda: open_files(server) <= before, what="the server let go of it")
 
 
 def open_files(server: RealServer) -> int:
