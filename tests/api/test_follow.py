@@ -6,7 +6,7 @@ import itertools
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.edge import follow
@@ -75,6 +75,7 @@ async def test_no_event_has_more_than_a_piece_of_output(text: bool) -> None:
     assert source.offsets == (len(data), 0)
 
 
+@settings(max_examples=50)
 @given(
     pieces=st.lists(st.binary(max_size=30) | st.text(max_size=10).map(str.encode), max_size=6),
     text=st.booleans(),
