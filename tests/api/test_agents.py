@@ -1,4 +1,4 @@
-"""Sessions for agents: the seed's flow field by field, and what goes wrong."""
+"""Sessions for agents (/create_session, /execute, /upload, /cleanup): shapes and errors."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def refused(answer: httpx.Response, status: int, code: str) -> str:
     return f"{error['message']}; {error.get('hint', '')}"
 
 
-async def test_the_flow_of_the_seed(api: Api) -> None:
-    """1 create, 3 its answer, 4 execute, 6 its answer, 7 cleanup, 8 it is gone."""
+async def test_a_session_from_create_to_cleanup(api: Api) -> None:
     created = await api.http.post("/create_session")
     assert created.status_code == 200
     assert created.json().keys() == {"session_id"}
@@ -56,7 +55,7 @@ async def test_the_flow_of_the_seed(api: Api) -> None:
     assert (await api.http.get(f"/v1/sandboxes/{session}")).status_code == 410
 
 
-async def test_a_session_has_the_limits_of_the_seed(api: Api, session: str) -> None:
+async def test_a_session_has_limits_and_no_network(api: Api, session: str) -> None:
     box = (await api.http.get(f"/v1/sandboxes/{session}")).json()
     assert box["limits"]["memory"] == 512 * MIB
     assert box["limits"]["cpus"] == 0.5
@@ -68,45 +67,22 @@ async def test_a_session_has_the_limits_of_the_seed(api: Api, session: str) -> N
     assert (await execute(api, session, "echo > /dev/tcp/1.1.1.1/80"))["exit_code"] != 0
 
 
-async def test_each_session_has_its_own_files(api: Api, session: str) -> None:
-    other = (await api.http.post("/create_session", json={})).json()
-    try:
-        await execute(api, session, "echo mine > /workspace/f")
-        assert (await execute(api, other["session_id"], "ls /workspace"))["output"] == ""
-    finally:
-        await api.http.post("/cleanup", json=other)
-
-
-async def test_both_streams_come_in_order_and_the_exit_code_is_the_programs(
-    api: Api, session: str
-) -> None:
+async def test_output_and_exit_code_are_the_programs(api: Api, session: str) -> None:
     command = "echo one; echo two >&2; echo three; exit 3"
     assert await execute(api, session, command) == {"exit_code": 3, "output": "one\ntwo\nthree\n"}
     unknown = await execute(api, session, "no-such-program 'a b'")
     assert unknown["exit_code"] == 127
     assert "no-such-program" in unknown["output"]
-
-
-async def test_files_stay_and_the_directory_does_not(api: Api, session: str) -> None:
+    quoted = "-x 2>/dev/null\nprintf '%s|' \"a b\" 'c$d' \"$0\"\n"
+    assert (await execute(api, session, quoted))["output"] == "a b|c$d|/bin/bash|"
     await execute(api, session, "mkdir d; cd d; X=1; echo $X > f")
-    assert (await execute(api, session, "pwd; cat d/f; echo ${X-unset}"))["output"] == (
-        "/workspace\n1\nunset\n"
-    )
+    kept = await execute(api, session, "pwd; cat d/f; echo ${X-unset}")
+    assert kept["output"] == "/workspace\n1\nunset\n"
 
 
-async def test_quotes_options_and_several_lines_reach_the_shell_as_they_are(
-    api: Api, session: str
-) -> None:
-    command = "-x 2>/dev/null\nprintf '%s|' \"a b\" 'c$d' \"$0\"\n"
-    assert (await execute(api, session, command))["output"] == "a b|c$d|/bin/bash|"
-
-
-async def test_a_timeout_is_told(api: Api, session: str) -> None:
+async def test_a_timeout_and_cut_output_are_in_the_output(api: Api, session: str) -> None:
     ran = await execute(api, session, "echo -n begun; sleep 60", timeout_ms=300)
     assert ran == {"exit_code": 124, "output": "begun\n[capsule: timed out after 0.3 seconds]\n"}
-
-
-async def test_a_cut_is_told(api: Api, session: str) -> None:
     ran = await execute(api, session, "head -c 11000000 /dev/zero | tr '\\0' x")
     assert ran["output"].endswith("x\n[capsule: output cut, it was 11000000 bytes]\n")
 
@@ -121,35 +97,36 @@ async def test_a_repeated_request_with_a_key_is_done_once(api: Api, session: str
     await api.http.post("/cleanup", json=made[0])
 
 
+async def upload(
+    api: Api, session: str, *files: tuple[str, bytes], **fields: str
+) -> httpx.Response:
+    form = {"session_id": session, **fields}
+    return await api.http.post("/upload", data=form, files=[("file", each) for each in files])
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
         ({"command": "true"}, "session_id: missing"),
         ({"session_id": "abc-123"}, "command: missing"),
-        ({"session_id": "abc-123", "command": ""}, "command: "),
         ({"session_id": "abc-123", "command": ["ls"]}, "command: "),
         ({"session_id": "x" * 65, "command": "true"}, "session_id: "),
         ({"session_id": "abc-123", "command": "true", "shell": "sh"}, "shell: unknown field"),
     ],
 )
-async def test_a_wrong_request_is_named(api: Api, body: dict[str, Any], problem: str) -> None:
+async def test_a_wrong_request_names_the_field(
+    api: Api, body: dict[str, Any], problem: str
+) -> None:
     answer = await api.http.post("/execute", json=body)
     assert refused(answer, 400, "invalid").startswith(problem)
 
 
-async def test_an_unknown_session(api: Api, session: str) -> None:
+async def test_an_unknown_session_is_not_found(api: Api) -> None:
     unknown = {"session_id": "abc-123"}
     for path, more in (("/execute", {"command": "true"}), ("/cleanup", {})):
         answer = await api.http.post(path, json={**unknown, **more})
         assert "session 'abc-123' does not exist" in refused(answer, 404, "not_found")
-    form = {"session_id": "abc-123"}
-    answer = await api.http.post("/upload", data=form, files={"file": ("a", b"x")})
-    refused(answer, 404, "not_found")
-
-
-async def upload(api: Api, session: str, *files: tuple[str, bytes]) -> httpx.Response:
-    form = {"session_id": session}
-    return await api.http.post("/upload", data=form, files=[("file", each) for each in files])
+    refused(await upload(api, "abc-123", ("a", b"x")), 404, "not_found")
 
 
 async def test_files_are_uploaded(api: Api, session: str) -> None:
@@ -165,75 +142,40 @@ async def test_files_are_uploaded(api: Api, session: str) -> None:
     }
     got = await api.http.get(f"/v1/sandboxes/{session}/files?path=sub/ü.bin")
     assert got.content == binary
+    named = await upload(api, session, ("C:\\x\\y.txt", b"text"), path="./in/here.txt")
+    assert named.json() == {"files": [{"path": "/workspace/in/here.txt", "size": 4}]}
+    large = await upload(api, session, ("big", b"\r\n--x" * (4 * MIB)))
+    assert large.json()["files"][0]["size"] == 20 * MIB, "more than other bodies may have"
 
 
-async def test_a_path_says_where_a_file_goes(api: Api, session: str) -> None:
-    form = {"session_id": session, "path": "./in/here.txt"}
-    answer = await api.http.post("/upload", data=form, files={"file": ("C:\\x\\y.txt", b"text")})
-    assert answer.json() == {"files": [{"path": "/workspace/in/here.txt", "size": 4}]}
-
-
-async def test_an_upload_may_be_larger_than_other_bodies(api: Api, session: str) -> None:
-    answer = await upload(api, session, ("big", b"\r\n--x" * (4 * MIB)))
-    assert answer.json()["files"][0]["size"] == 20 * MIB
-    assert (await execute(api, session, "wc -c < big"))["output"] == f"{20 * MIB}\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
+async def test_names_that_lead_out_are_refused(api: Api, session: str) -> None:
+    for name, problem in (
         ("../x", "'..' component"),
         ("a/../../x", "'..' component"),
         ("/etc/passwd", "is absolute"),
         (".", "no file's name"),
         ("n" * 256, "255 bytes"),
-    ],
-)
-async def test_names_that_lead_out_are_refused(
-    api: Api, session: str, name: str, problem: str
-) -> None:
-    assert problem in refused(await upload(api, session, (name, b"x")), 400, "invalid")
+    ):
+        assert problem in refused(await upload(api, session, (name, b"x")), 400, "invalid")
     assert (await execute(api, session, "ls -A"))["output"] == ""
-
-
-async def test_a_planted_link_reaches_only_what_the_program_could(api: Api, session: str) -> None:
     await execute(api, session, "ln -s /etc/hostname link; ln -s /usr dir")
-    refused(await upload(api, session, ("link", b"x")), 403, "forbidden")
-    refused(await upload(api, session, ("dir/x", b"x")), 403, "forbidden")
+    for link in ("link", "dir/x"):
+        refused(await upload(api, session, (link, b"x")), 403, "forbidden")
 
 
-async def test_forms_that_are_none(api: Api, session: str) -> None:
-    refused(await api.http.post("/upload", json={"session_id": session}), 415, "invalid")
-    assert "session_id: missing" in refused(
-        await api.http.post("/upload", files={"file": ("a", b"x")}), 400, "invalid"
-    )
-    no_file = await api.http.post("/upload", files={"session_id": (None, session)})
-    assert "file: missing" in refused(no_file, 400, "invalid")
-    odd = {"session_id": (None, session), "mode": (None, "755")}
-    assert "mode: unknown" in refused(await api.http.post("/upload", files=odd), 400, "invalid")
+FIELD = b'--b\r\nContent-Disposition: form-data; name="session_id"\r\n\r\n'
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "problem"),
     [
-        b"",
-        b"no form at all",
-        b'--b\r\nContent-Disposition: form-data; name="session_id"\r\n\r\ncut in the midd',
-        b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--\r\n",
-        b"--b\r\n" + b"x" * 100_000,
-        b'--b\r\nContent-Disposition: form-data; name="session_id"\r\n\r\n\xff\r\n--b--\r\n',
+        (b"no form at all", ""),
+        (FIELD + b"cut in the midd", "ends in the middle"),
+        (FIELD + b"\xff\r\n--b--\r\n", ""),
+        (b"--b\r\n" + b"x" * 100_000, ""),
     ],
 )
-async def test_broken_forms(api: Api, body: bytes) -> None:
+async def test_broken_forms_are_refused(api: Api, body: bytes, problem: str) -> None:
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
     answer = await api.http.post("/upload", content=body, headers=headers)
-    refused(answer, 400, "invalid")
-
-
-async def test_a_cut_upload_leaves_no_file(api: Api, session: str) -> None:
-    head = f'--b\r\nContent-Disposition: form-data; name="session_id"\r\n\r\n{session}\r\n'
-    file = '--b\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\npart of it'
-    headers = {"Content-Type": "multipart/form-data; boundary=b"}
-    answer = await api.http.post("/upload", content=(head + file).encode(), headers=headers)
-    assert "ends in the middle" in refused(answer, 400, "invalid")
-    assert (await execute(api, session, "ls -A"))["output"] == ""
+    assert problem in refused(answer, 400, "invalid")

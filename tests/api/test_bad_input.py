@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets a precise 4xx or JSON-RPC error in one line, never a 5xx."""
+"""A wrong request gets a precise 4xx or JSON-RPC error in one line, never a 5xx."""
 
 from __future__ import annotations
 
@@ -33,27 +33,21 @@ KEY = {"X-API-Key": "correct-horse-battery-staple"}
         (b"", -32700),
         (b"\xef\xbb\xbf{}", -32700),
         (b"{" * 200_000, -32700),
-        (b"[" * 200_000, -32700),
         (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.list","params":' + b"[" * 99999, -32700),
         (b'{"jsonrpc":"2.0","id":NaN,"method":"x"}', -32700),
         (b'{"jsonrpc":"2.0","id":1,"method":"\xff"}', -32700),
         (b'{"jsonrpc":"2.0","id":1,"method":"\\ud800"}', -32700),
-        (b'"text"', -32600),
         (b"null", -32600),
-        (b"12", -32600),
-        (b"{}", -32600),
         (b'{"jsonrpc":"2.0","id":' + b"9" * 5000 + b',"method":"x"}', -32600),
         (b'{"jsonrpc":"2.0","id":1e999,"method":"x"}', -32600),
         (b'{"jsonrpc":"2.0","id":[1],"method":"x"}', -32600),
-        (b'{"jsonrpc":"2.0","id":true,"method":"x"}', -32600),
         (b'{"jsonrpc":"1.0","id":1,"method":"x"}', -32600),
         (b'{"id":1,"method":"sandbox.v1.list"}', -32600),
         (b'{"jsonrpc":"2.0","id":1,"method":"no.such.method"}', -32601),
         (b'{"jsonrpc":"2.0","id":1,"method":"' + b"x" * 100_000 + b'"}', -32601),
-        (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.list","params":[]}', -32602),
         (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.list","params":null}', -32602),
         (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.get","params":["a"]}', -32602),
-        (b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.get"}', -32602),
+        (b"[" + b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.list"},' * 300 + b"1]", -32600),
     ],
 )
 async def test_broken_requests(api: Api, body: bytes, code: int) -> None:
@@ -66,21 +60,12 @@ async def test_broken_requests(api: Api, body: bytes, code: int) -> None:
     assert len(answer.content) < 2000
 
 
-# Halves of a pair: at the end and far from it, first and second, after one that is whole.
-LONE = [
-    r"\ud800",
-    r"\udfff",
-    r"\ud83d and more text",
-    r"\ud83d\ude00\ud83d",
-    r"\uD800A",
-    r"\\\ud800",
-]
-
-
-@pytest.mark.parametrize("text", LONE)
-@pytest.mark.parametrize("more", ["", ', "language": "bash", "cwd": "/tmp"'])
-async def test_half_a_character_is_called_that(api: Api, box: str, text: str, more: str) -> None:
-    body = f'{{"code": "{text}"{more}}}'
+# Halves of a pair: first and second, at the end and far from it, after a whole one.
+@pytest.mark.parametrize(
+    "text", [r"\udfff", r"\ud83d and more", r"\ud83d\ude00\ud83d", r"\\\ud800"]
+)
+async def test_half_a_character_is_called_that(api: Api, box: str, text: str) -> None:
+    body = f'{{"code": "{text}", "cwd": "/tmp"}}'
     call = f'{{"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.run", "params": {body}}}'
     rest = await api.http.post(f"/v1/sandboxes/{box}/execs", content=body, headers=JSON)
     rpc = await api.http.post("/rpc", content=call, headers=JSON)
@@ -90,10 +75,8 @@ async def test_half_a_character_is_called_that(api: Api, box: str, text: str, mo
     assert "lone surrogate" in rpc.json()["error"]["data"]["message"]
 
 
-@pytest.mark.parametrize(
-    "body", [b'"', b'"abc', b'"\\ud83d', b'"\\ud83d\\ude', b'"\\\\ud83d ', b'["\\ud83d\\u']
-)
-def test_what_is_cut_is_called_that(body: bytes) -> None:
+@pytest.mark.parametrize("body", [b'"abc', b'"\\ud83d', b'"\\ud83d\\ude', b'"\\\\ud83d '])
+def test_a_cut_body_is_called_that(body: bytes) -> None:
     with pytest.raises(InvalidError, match="truncated"):
         parse(msgspec.json.Decoder(Any), body)
 
@@ -109,41 +92,31 @@ async def test_ids_come_back_as_they_were(api: Api, id: Any) -> None:
     [
         ("create", {"ttl_ms": True}, "ttl_ms"),
         ("create", {"ttl_ms": -1}, "ttl_ms"),
-        ("create", {"ttl_ms": 0}, "ttl_ms"),
         ("create", {"ttl_ms": 10**30}, "ttl_ms"),
-        ("create", {"ttl_ms": 1.5}, "ttl_ms"),
         ("create", {"ttl_ms": "600000"}, "ttl_ms"),
-        ("create", {"template": 7}, "template"),
         ("create", {"template": ""}, "template"),
         ("create", {"color": "red"}, "color"),
         ("create", {"env": {"A": 1}}, "env[...]"),
-        ("create", {"env": []}, "env"),
         ("create", {"limits": {"memory": -1}}, "limits.memory"),
         ("create", {"limits": {"wheels": 4}}, "limits.wheels"),
-        ("create", {"limits": {"cpus": 0}}, "limits.cpus"),
         ("exec", {}, "cmd"),
-        ("exec", {"cmd": []}, "cmd"),
         ("exec", {"cmd": [1]}, "cmd[0]"),
         ("exec", {"cmd": ""}, "cmd"),
-        ("exec", {"cmd": ["true"], "timeout_ms": False}, "timeout_ms"),
+        ("exec", {"cmd": "echo a\x00b"}, "cmd"),
+        ("exec", {"cmd": ["true"], "env": {"A=B": "c"}}, "env"),
+        ("exec", {"cmd": ["true"], "cwd": "/tmp\x00"}, "cwd"),
         ("exec", {"cmd": ["true"], "timeout_ms": -5}, "timeout_ms"),
         ("exec", {"cmd": ["true"], "on_limit": "explode"}, "on_limit"),
         ("exec", {"cmd": ["true"], "stdin_base64": "***"}, "stdin_base64"),
         ("exec", {"cmd": ["true"], "session": "../x"}, "session"),
         ("exec", {"cmd": ["true"], "stdin": "a", "stdin_base64": "YQ=="}, "stdin"),
         ("batch", {"commands": [{"cmd": ["true"], "code": "1"}]}, "cmd"),
-        ("batch", {"commands": []}, "commands"),
-        ("writeFile", {"path": "f", "content": "no base64"}, "content"),
-        ("writeFile", {"path": "f", "content": "YQ"}, "content"),
         ("writeFile", {"path": "f", "content": "YQ==\n"}, "content"),
-        ("writeFile", {"path": "f", "content": "YQ==", "mode": 0o10000}, "mode"),
         ("writeFile", {"path": "f", "content": "YQ==", "mode": "rwx"}, "mode"),
         ("readFile", {"path": "f", "offset": -1}, "offset"),
         ("readFile", {"path": "x" * 5000}, "path"),
         ("attach", {"exec_id": "e", "wait_ms": 10**9}, "wait_ms"),
         ("kill", {"exec_id": "e", "signal": "kill -9"}, "signal"),
-        ("move", {"from": "a"}, "to"),
-        ("move", {"from": "a/../b", "to": "c"}, "from"),
         ("move", {"from": "a", "to": "../c"}, "to"),
         ("batch", {"commands": [{"cmd": ["true"]}] * 101}, "commands"),
     ],
@@ -161,58 +134,24 @@ async def test_wrong_params_name_the_field(
     assert "\n" not in failure.value.message
 
 
-@pytest.mark.parametrize(
-    ("method", "params", "message"),
-    [
-        ("create", {"ttl_ms": 1}, "ttl_ms: 1 is out of range, allowed: 1000 to 86400000"),
-        ("create", {"ttl_ms": 86400001}, "ttl_ms: 86400001 is out of range, "),
-        ("create", {"idle_timeout_ms": 86400001}, "idle_timeout_ms: 86400001 is out of range, "),
-        ("setTimeout", {"ttl_ms": 10**9}, "ttl_ms: 1000000000 is out of range, "),
-        ("exec", {"cmd": "true", "timeout_ms": 3600001}, "timeout_ms: 3600001 is out of range, "),
-        ("run", {"code": "1", "timeout_ms": 3600001}, "timeout_ms: 3600001 is out of range, "),
-        (
-            "kill",
-            {"exec_id": "e", "grace_ms": 60001},
-            "grace_ms: expected `int` <= 60000, got 60001",
-        ),
-    ],
-)
-async def test_times_out_of_range_are_named_as_they_were_written(
-    api: Api, box: str, method: str, params: dict[str, Any], message: str
-) -> None:
-    if method != "create":
-        params = {"id": box, **params}
-    with pytest.raises(RpcFailure) as failure:
-        await api.rpc(method, **params)
-    assert failure.value.message.startswith(message)
-    assert failure.value.details["field"] == message.partition(":")[0]
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
+async def test_values_are_named_as_they_were_written(api: Api, box: str) -> None:
+    for body, message in (
+        ({"ttl_ms": 1}, "ttl_ms: 1 is out of range, allowed: 1000 to 86400000"),
+        ({"ttl_ms": 10**9}, "ttl_ms: 1000000000 is out of range, "),
+    ):
+        with pytest.raises(RpcFailure) as failure:
+            await api.rpc("create", **body)
+        assert failure.value.message.startswith(message)
+    for query, message in (
         ("limit=0", "limit: input should be greater than or equal to 1, got '0'"),
-        ("limit=many", "limit: input should be a valid integer"),
         ("recursive=perhaps", "recursive: input should be a valid boolean"),
-    ],
-)
-async def test_a_wrong_query_names_the_field_and_the_value(
-    api: Api, box: str, query: str, message: str
-) -> None:
-    answer = await api.http.get(f"/v1/sandboxes/{box}/dirs/workspace?{query}")
-    error = answer.json()["error"]
-    assert answer.status_code == 400
-    assert error["details"]["field"] == query.partition("=")[0]
-    assert error["message"].startswith(message)
-    assert error["message"].endswith(f"got '{query.partition('=')[2]}'")
-
-
-async def test_unknown_and_ended_sandboxes_come_with_the_next_step(api: Api) -> None:
-    box = (await api.rpc("create", template="bash"))["id"]
-    await api.rpc("delete", id=box)
-    gone = (await api.http.get(f"/v1/sandboxes/{box}")).json()["error"]
+    ):
+        answer = await api.http.get(f"/v1/sandboxes/{box}/dirs/workspace?{query}")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["details"]["field"]) == (400, query.partition("=")[0])
+        assert error["message"].startswith(message)
+        assert error["message"].endswith(f"got '{query.partition('=')[2]}'")
     unknown = (await api.http.get("/v1/sandboxes/nosuchbox")).json()["error"]
-    assert (gone["code"], gone["hint"]) == ("gone", "create another")
     assert (unknown["code"], unknown["message"]) == (
         "not_found",
         "sandbox 'nosuchbox' does not exist",
@@ -220,31 +159,9 @@ async def test_unknown_and_ended_sandboxes_come_with_the_next_step(api: Api) -> 
     assert "list" in unknown["hint"]
 
 
-async def test_two_keys_for_one_request_are_one_too_many(api: Api, box: str) -> None:
-    url, header = f"/v1/sandboxes/{box}/execs", {"Idempotency-Key": "one"}
-    same = {"cmd": ["true"], "idempotency_key": "one"}
-    assert (await api.http.post(url, json=same, headers=header)).status_code == 200
-    answer = await api.http.post(url, json={**same, "idempotency_key": "two"}, headers=header)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith("idempotency_key: 'two', and 'one' in")
-
-
-async def test_the_same_over_rest(api: Api, box: str) -> None:
-    answer = await api.http.patch(f"/v1/sandboxes/{box}", json={"ttl_ms": 10**9})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith("ttl_ms: 1000000000 is out of range")
-
-
 @pytest.mark.parametrize(
     "path",
-    [
-        "/workspace/../../etc/passwd",
-        "..",
-        "a/../b",
-        "/../x",
-        "a\x00b",
-        "\x00",
-    ],
+    ["/workspace/../../etc/passwd", "..", "a/../b", "a\x00b"],
 )
 async def test_paths_that_climb_or_have_nul_are_refused(api: Api, box: str, path: str) -> None:
     for method, more in (
@@ -268,34 +185,6 @@ async def test_paths_that_climb_or_have_nul_are_refused(api: Api, box: str, path
         await api.http.get(f"/v1/sandboxes/{box}/watch", params={"path": path}),
     ):
         assert answer.status_code == 400, answer.text
-
-
-async def test_nul_in_commands_and_environment_is_refused(api: Api, box: str) -> None:
-    for params in (
-        {"cmd": ["echo", "a\x00b"]},
-        {"cmd": "echo a\x00b"},
-        {"cmd": ["true"], "env": {"A": "b\x00"}},
-        {"cmd": ["true"], "env": {"A=B": "c"}},
-        {"cmd": ["true"], "env": {"": "c"}},
-        {"cmd": ["true"], "cwd": "/tmp\x00"},
-    ):
-        with pytest.raises(RpcFailure) as failure:
-            await api.rpc("exec", id=box, **params)
-        assert failure.value.code == "invalid", params
-
-
-@pytest.mark.parametrize("id", ["../../etc", "a/b", "a\x00", "%2e%2e", "x" * 60, "éé", "."])
-async def test_ids_that_are_none(api: Api, id: str) -> None:
-    with pytest.raises(RpcFailure) as failure:
-        await api.rpc("exec", id=id, cmd=["true"])
-    assert failure.value.code in ("not_found", "invalid")
-
-
-async def test_too_many_calls_in_a_batch(api: Api) -> None:
-    call = {"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.list"}
-    answer = await api.http.post("/rpc", json=[call] * 300)
-    assert answer.json()["error"]["code"] == -32600
-    assert "256" in answer.json()["error"]["data"]["message"]
 
 
 # Anything JSON can say, with words our methods know sprinkled in.
@@ -364,51 +253,6 @@ def test_no_params_bring_the_server_down(
     assert_answered(call(client, method, params))
 
 
-@RELAXED
-@given(
-    path=st.text(max_size=40),
-    method=st.sampled_from(["readFile", "stat", "listDir", "mkdir", "remove", "writeFile"]),
-)
-def test_no_path_brings_the_server_down(
-    client: httpx.Client, victim: str, path: str, method: str
-) -> None:
-    params = {"id": victim, "path": path, **({"content": ""} if method == "writeFile" else {})}
-    assert_answered(call(client, f"sandbox.v1.{method}", params))
-
-
-@RELAXED
-@given(body=st.binary(max_size=200))
-def test_no_bytes_bring_the_server_down(client: httpx.Client, victim: str, body: bytes) -> None:
-    assert client.post("/rpc", content=body, headers=JSON).status_code in (200, 204)
-    answer = client.post(f"/v1/sandboxes/{victim}/execs", content=body, headers=JSON)
-    assert 400 <= answer.status_code < 500
-
-
-@RELAXED
-@given(
-    where=st.sampled_from(["files", "dirs", "stat", "execs", "archive", "batch", "move", "nope"]),
-    verb=st.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE"]),
-    rest=st.text(max_size=30),
-    query=st.dictionaries(st.text(max_size=8) | WORDS, st.text(max_size=8), max_size=3),
-    json_body=st.none() | VALUES,
-)
-def test_no_request_brings_the_server_down(
-    client: httpx.Client,
-    victim: str,
-    where: str,
-    verb: str,
-    rest: str,
-    query: dict[str, str],
-    json_body: Any,
-) -> None:
-    tail = "/".join("".join(f"%{b:02x}" for b in part.encode()) for part in rest.split("/"))
-    url = f"/v1/sandboxes/{victim}/{where}/{tail}"
-    answer = client.request(verb, url, params=query, json=json_body)
-    assert 200 <= answer.status_code < 500, answer.text
-    if answer.status_code >= 400 and verb != "HEAD":
-        assert answer.json()["error"]["message"]
-
-
 OFTEN = st.sampled_from(["start", "attach", "input", "eof", "signal", "resize", "dance"])
 MESSAGES = st.one_of(
     st.binary(max_size=20),
@@ -435,7 +279,7 @@ MESSAGES = st.one_of(
 @RELAXED
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=4))
 def test_no_message_is_a_fault_of_ours(
-    fuzzed: RealServer, victim: str, messages: list[str | bytes]
+    fuzzed: RealServer, client: httpx.Client, victim: str, messages: list[str | bytes]
 ) -> None:
     url = f"ws://127.0.0.1:{fuzzed.port}/v1/sandboxes/{victim}/exec/ws"
     with connect(url, additional_headers=KEY, proxy=None) as socket:
@@ -445,8 +289,5 @@ def test_no_message_is_a_fault_of_ours(
             while True:
                 socket.recv(timeout=10)
     assert socket.close_code in (1000, 1008)
-
-
-def test_the_victim_is_still_well(client: httpx.Client, victim: str) -> None:
     params = {"id": victim, "cmd": ["echo", "well"]}
     assert call(client, "sandbox.v1.exec", params)["result"]["stdout"] == "well\n"

@@ -1,4 +1,4 @@
-"""Many connections: nobody is turned away at the door, and those that only wait make room."""
+"""Connections: how many, which are closed first, and what a client that leaves ends."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import socket
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 
-from capsule.app import bind
-from capsule.config import Config
-from capsule.edge.drain import Gate, cut
-from capsule.edge.server import KEEP_ALIVE, Idle, Server
-from tests.api.double import serving
-from tests.support.servers import RealServer, real_server
+from capsule.edge.server import Idle
+from capsule.service import CreateRequest, Sandbox
+from capsule.service.caller import OPERATOR, Caller
+from tests.api.double import ServiceDouble, serving
+from tests.support import eventually
+from tests.support.servers import real_server
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """The status of one request over a connection that stays open; nothing: it is closed."""
+    """The status of one request over a connection that stays open."""
     writer.write(HEALTH)
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-le"))
@@ -31,12 +32,7 @@ async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> b
     return head.split(b" ", 2)[1]
 
 
-def test_clients_close_first() -> None:
-    """E2B's keep a connection for 300 seconds, load balancers for 600."""
-    assert KEEP_ALIVE >= 620
-
-
-async def test_of_too_many_that_wait_the_longest_is_closed() -> None:
+async def test_of_too_many_idle_ones_the_longest_idle_is_closed() -> None:
     async with serving() as running:
         running.server.config.idle = Idle(2)
         ends = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
@@ -50,49 +46,6 @@ async def test_of_too_many_that_wait_the_longest_is_closed() -> None:
             writer.close()
 
 
-async def test_one_that_is_answered_is_not_idle() -> None:
-    async with serving() as running:
-        running.server.config.idle = Idle(1)
-        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(HEALTH * 3)  # one after the other, without waiting
-        for _ in range(3):
-            await reader.readuntil(b"\r\n\r\n")
-            assert (await reader.readexactly(15)).startswith(b'{"status"')
-        writer.close()
-
-
-@pytest.mark.parametrize("takes", [True, False])
-async def test_what_was_sent_before_a_cut_arrives(
-    takes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And who does not take it is not waited for."""
-    monkeypatch.setattr("capsule.edge.server.CUT_PATIENCE", 10.0 if takes else 0.1)
-    large, over = bytes(16 << 20), asyncio.Event()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": large, "more_body": True})
-        await cut(scope)
-        over.set()
-
-    config = await asyncio.to_thread(Config, port=0)
-    server = Server(config, app, Gate(), on_drain=lambda _: None)
-    with bind(config) as listener:
-        listener.listen()
-        async with asyncio.TaskGroup() as group, asyncio.timeout(15):
-            group.create_task(server.serve(sockets=[listener]))
-            port = listener.getsockname()[1]
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(HEALTH)
-            if not takes:
-                await over.wait()
-            got = await reader.read()
-            assert (len(got) > len(large)) is takes
-            assert not got.endswith(b"0\r\n\r\n")  # it does not look like the end
-            writer.close()
-            server.should_exit = True
-
-
 @pytest.mark.real
 def test_a_thousand_may_come_at_once(agent_binary: object) -> None:
     """The server is stopped meanwhile, so that the kernel alone takes them."""
@@ -102,7 +55,11 @@ def test_a_thousand_may_come_at_once(agent_binary: object) -> None:
     with real_server() as server, ExitStack() as stack:
         os.kill(server.process.pid, signal.SIGSTOP)
         try:
-            callers = [stack.enter_context(called(server)) for _ in range(1024)]
+            there = ("127.0.0.1", server.port)
+            callers = [
+                stack.enter_context(socket.create_connection(there, timeout=10))
+                for _ in range(1024)
+            ]
         finally:
             os.kill(server.process.pid, signal.SIGCONT)
         for each in callers:
@@ -110,5 +67,31 @@ def test_a_thousand_may_come_at_once(agent_binary: object) -> None:
         assert all(each.recv(12) == b"HTTP/1.1 200" for each in callers)
 
 
-def called(server: RealServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+class Patient(ServiceDouble):
+    """Whose creates wait in line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = 0
+
+    async def create(self, request: CreateRequest, caller: Caller = OPERATOR) -> Sandbox:
+        self.waiting += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.waiting -= 1
+        raise AssertionError
+
+
+CREATE = {"jsonrpc": "2.0", "id": 1, "method": "sandbox.v1.create", "params": {}}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/rpc", CREATE), ("/v1/sandboxes", {})])
+async def test_a_create_whose_client_leaves_is_given_up(path: str, body: Any) -> None:
+    service = Patient()
+    async with serving(service) as running, httpx.AsyncClient(base_url=running.url) as http:
+        asking = asyncio.create_task(http.post(path, json=body))
+        await eventually(lambda: service.waiting == 1, what="the create waits")
+        asking.cancel()
+        await asyncio.wait({asking})
+        await eventually(lambda: service.waiting == 0, what="it is given up")

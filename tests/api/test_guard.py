@@ -26,7 +26,7 @@ async def ask(
 
 
 async def status_of_socket(server: Running, **options: Any) -> int:
-    """The HTTP status a WebSocket is refused with. The sandbox does not exist: 404 means let in."""
+    """With which a WebSocket is refused. The sandbox does not exist, so 404 means: let in."""
     uri = f"ws://127.0.0.1:{server.port}/terminal/nosuchbox"
     with pytest.raises(InvalidStatus) as refused:
         async with connect(uri, proxy=None, **options):
@@ -38,22 +38,14 @@ async def status_of_socket(server: Running, **options: Any) -> int:
     "host",
     ["localhost", "localhost:8080", "127.0.0.1", "127.8.9.1:80", "[::1]:8080", "a.localhost"],
 )
-async def test_names_of_loopback_are_ours(host: str) -> None:
+async def test_names_of_loopback_are_accepted(host: str) -> None:
     async with borrowed() as server:
         assert (await ask(server, headers={"Host": host})).status_code == 200
 
 
 @pytest.mark.parametrize(
     "host",
-    [
-        "evil.example",
-        "evil.example:8080",
-        "localhost.evil.example",
-        "10.0.0.1",
-        "0x7f.1",
-        "",
-        "x" * 9999,
-    ],
+    ["evil.example:8080", "localhost.evil.example", "10.0.0.1", "0x7f.1", "", "x" * 9999],
 )
 async def test_other_names_are_refused(host: str) -> None:
     async with borrowed() as server:
@@ -61,12 +53,9 @@ async def test_other_names_are_refused(host: str) -> None:
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "forbidden"
     assert "CAPSULE_ALLOWED_HOSTS" in answer.json()["error"]["hint"]
-
-
-async def test_a_configured_name_is_ours() -> None:
     async with borrowed(allowed_hosts=("capsule.example",)) as server:
         assert (await ask(server, headers={"Host": "capsule.example:8080"})).status_code == 200
-        assert (await ask(server, headers={"Host": "other.example"})).status_code == 403
+        assert (await ask(server, headers={"Host": host})).status_code == 403
 
 
 async def test_a_page_on_another_site_cannot_drive_the_server() -> None:
@@ -75,34 +64,23 @@ async def test_a_page_on_another_site_cannot_drive_the_server() -> None:
             answer = await ask(server, "POST", "/v1/sandboxes", headers={"Origin": origin})
             assert answer.status_code == 403, origin
         assert server.service.sandboxes == {}
-
-
-async def test_a_page_on_another_site_cannot_open_a_terminal() -> None:
-    async with borrowed() as server:
-        assert await status_of_socket(server, origin=Origin("http://evil.example")) == 403
-        assert await status_of_socket(server, origin=Origin(server.url)) == 404
-        assert await status_of_socket(server) == 404
-
-
-async def test_our_own_pages_may_call_us() -> None:
-    async with borrowed() as server:
         answer = await ask(server, "POST", "/v1/sandboxes", headers={"Origin": server.url})
         assert answer.status_code == 201
+        assert await status_of_socket(server, origin=Origin("http://evil.example")) == 403
+        image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        assert (await ask(server, headers=image)).status_code == 403
+        assert (await ask(server, path="/docs", headers=link)).status_code == 200
+        assert await status_of_socket(server, origin=Origin(server.url)) == 404
+        assert await status_of_socket(server) == 404
 
 
 async def test_an_allowed_origin_gets_cors_headers() -> None:
     origin = "https://play.example"
     async with borrowed(allowed_origins=(origin,)) as server:
-        preflight = await ask(
-            server,
-            "OPTIONS",
-            "/rpc",
-            headers={
-                "Origin": origin,
-                "Access-Control-Request-Method": "POST",
-                "Access-Control-Request-Headers": "content-type",
-            },
-        )
+        asked = {"Access-Control-Request-Method": "POST"}
+        asked["Access-Control-Request-Headers"] = "content-type"
+        preflight = await ask(server, "OPTIONS", "/rpc", headers={"Origin": origin, **asked})
         answer = await ask(server, headers={"Origin": origin})
         refused = await ask(server, headers={"Origin": "https://evil.example"})
     assert preflight.status_code == 200
@@ -112,15 +90,7 @@ async def test_an_allowed_origin_gets_cors_headers() -> None:
     assert "access-control-allow-origin" not in refused.headers
 
 
-async def test_a_page_cannot_load_us_as_an_image() -> None:
-    async with borrowed() as server:
-        image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
-        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-        assert (await ask(server, headers=image)).status_code == 403
-        assert (await ask(server, path="/docs", headers=link)).status_code == 200
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "text/json2"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
 async def test_rpc_takes_json_only(kind: str) -> None:
     async with borrowed() as server:
         call = b'{"jsonrpc":"2.0","id":1,"method":"sandbox.v1.create"}'
@@ -129,18 +99,11 @@ async def test_rpc_takes_json_only(kind: str) -> None:
         assert server.service.sandboxes == {}
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Authorization": f"Bearer {KEY}"},
-        {"authorization": f"bearer {KEY}"},
-        {"X-API-Key": KEY},
-        {"X-API-Key": OTHER_KEY},
-    ],
-)
-async def test_a_known_key_opens(headers: dict[str, str]) -> None:
+async def test_a_known_key_opens() -> None:
     async with borrowed(api_keys=(KEY, OTHER_KEY)) as server:
-        assert (await ask(server, headers=headers)).status_code == 200
+        bearers = [{"Authorization": f"Bearer {KEY}"}, {"authorization": f"bearer {OTHER_KEY}"}]
+        for headers in (*bearers, {"X-API-Key": KEY}):
+            assert (await ask(server, headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -162,42 +125,22 @@ async def test_without_a_known_key_nothing_opens(headers: dict[str, str]) -> Non
             answer = await ask(server, path=path, headers=raw)
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
-
-
-async def test_health_and_docs_need_no_key() -> None:
-    async with borrowed(api_keys=(KEY,)) as server:
         for path in ("/health", "/docs", "/openapi.json"):
-            assert (await ask(server, path=path)).status_code == 200
-
-
-async def test_a_key_is_not_taken_from_the_url() -> None:
-    async with borrowed(api_keys=(KEY,)) as server:
+            assert (await ask(server, path=path, headers=raw)).status_code == 200
         assert (await ask(server, path=f"/v1/templates?api_key={KEY}")).status_code == 401
 
 
-async def test_sockets_need_a_key_before_they_open() -> None:
-    async with borrowed(api_keys=(KEY,)) as server:
-        header = {"Authorization": f"Bearer {KEY}"}
-        assert await status_of_socket(server) == 401
-        assert await status_of_socket(server, additional_headers=header) == 404
-
-
-async def test_a_browser_sends_its_key_as_a_subprotocol() -> None:
+async def test_a_socket_takes_its_key_as_a_header_or_a_subprotocol() -> None:
     def offered(key: str) -> list[Subprotocol]:
         token = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
         return [Subprotocol("capsule.terminal.raw"), Subprotocol(f"capsule.key.{token}")]
 
     async with borrowed(api_keys=(KEY,)) as server:
+        header = {"Authorization": f"Bearer {KEY}"}
+        assert await status_of_socket(server) == 401
+        assert await status_of_socket(server, additional_headers=header) == 404
         assert await status_of_socket(server, subprotocols=offered(KEY)) == 404
         assert await status_of_socket(server, subprotocols=offered("wrong")) == 401
-
-
-async def test_two_host_headers_are_refused() -> None:
-    async with borrowed() as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
-        assert b" 400 " in await reader.readline()
-        writer.close()
 
 
 async def answered(server: Running, request: bytes) -> bytes:
@@ -237,3 +180,10 @@ async def test_a_socket_that_cannot_begin_is_refused_at_once(rest: bytes) -> Non
     head += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
     async with borrowed(api_keys=(KEY,)) as server:
         assert (await answered(server, head + rest)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_two_host_headers_are_refused() -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n"
+    request += b"Connection: close\r\n\r\n"
+    async with borrowed() as server:
+        assert b" 400 " in (await answered(server, request))[:20]

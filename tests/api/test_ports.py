@@ -1,21 +1,28 @@
-"""What listens in a sandbox, over HTTP: both ways as streams, and nothing of it our own."""
+"""What listens in a sandbox, over HTTP and WebSockets: all passes as streams, and no part of it is
+the API's."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
 
 from tests.api.client import Api
 from tests.support import eventually
 from tests.support.ports import by_header, by_name, sandbox, start_app
-from tests.support.servers import RealServer
+from tests.support.servers import RealServer, real_server
 
 pytestmark = pytest.mark.real
 
@@ -35,12 +42,19 @@ async def web(server: RealServer, app: str) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-def told(answer: httpx.Response) -> dict[str, list[str]]:
+def shown(answer: httpx.Response) -> dict[str, list[str]]:
     """The headers that the program was shown."""
     found: dict[str, list[str]] = {}
     for name, value in answer.json()["headers"]:
         found.setdefault(name.lower(), []).append(value)
     return found
+
+
+def asked(server: RealServer, request: str) -> bytes:
+    """All that comes, until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer:
+        peer.sendall(request.encode())
+        return b"".join(iter(lambda: peer.recv(65536), b""))
 
 
 @pytest.mark.parametrize("way", [by_name, by_header])
@@ -54,33 +68,20 @@ async def test_a_port_is_found_by_name_and_by_header(api: Api, app: str, way: An
     assert len(answer.headers.get_list("date")) == 1
 
 
-@pytest.mark.parametrize("path", ["/rpc", "/v1/sandboxes", "/health", "/docs", "/a%2Fb/%00/ü"])
-async def test_no_path_there_is_ours(web: httpx.AsyncClient, path: str) -> None:
-    answer = await web.get(path)
-    assert "size" in answer.json()
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"])
-async def test_methods_pass(web: httpx.AsyncClient, method: str) -> None:
-    answer = await web.request(method, "/", content=b"body")
-    assert (answer.json()["method"], answer.json()["size"]) == (method, 4)
-
-
-async def test_nobody_tunnels_through_a_program(server: RealServer, web: httpx.AsyncClient) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    host = web.headers["host"]
-    writer.write(f"CONNECT /p HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-    assert b" 400 " in await asyncio.wait_for(reader.readline(), 10)
-    writer.close()
-    assert (await web.get("/")).status_code == 200
-
-
-async def test_head_has_no_body(web: httpx.AsyncClient) -> None:
+async def test_paths_methods_and_statuses_are_the_programs(web: httpx.AsyncClient) -> None:
+    for path in ("/rpc", "/v1/sandboxes", "/health", "/docs", "/a%2Fb/%00/ü"):
+        assert "size" in (await web.get(path)).json()
+    for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"):
+        answer = await web.request(method, "/", content=b"body")
+        assert (answer.json()["method"], answer.json()["size"]) == (method, 4)
     assert (await web.head("/")).content == b""
+    for code in (201, 204, 301, 304, 404, 500, 503):
+        answer = await web.get(f"/status?{code}", follow_redirects=False)
+        assert answer.status_code == code
 
 
-async def test_a_body_passes_with_a_length_and_in_chunks(web: httpx.AsyncClient) -> None:
-    data = os.urandom(20_000_000)  # more than our own routes would take
+async def test_large_bodies_pass_both_ways(web: httpx.AsyncClient) -> None:
+    data = os.urandom(20_000_000)  # more than the API's own routes would take
     digest = hashlib.sha256(data).hexdigest()
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -90,11 +91,8 @@ async def test_a_body_passes_with_a_length_and_in_chunks(web: httpx.AsyncClient)
     whole = await web.post("/", content=data)
     chunked = await web.post("/", content=pieces())
     assert (whole.json()["sha256"], chunked.json()["sha256"]) == (digest, digest)
-    assert told(whole)["content-length"] == ["20000000"]
-    assert told(chunked)["transfer-encoding"] == ["chunked"]
-
-
-async def test_a_large_answer_passes(web: httpx.AsyncClient) -> None:
+    assert shown(whole)["content-length"] == ["20000000"]
+    assert shown(chunked)["transfer-encoding"] == ["chunked"]
     size = 0
     async with web.stream("GET", "/big?67108864") as answer:
         async for piece in answer.aiter_raw():
@@ -102,7 +100,7 @@ async def test_a_large_answer_passes(web: httpx.AsyncClient) -> None:
     assert size == 67108864
 
 
-async def test_events_arrive_as_they_are_sent(web: httpx.AsyncClient, app: str) -> None:
+async def test_events_arrive_as_they_are_sent(web: httpx.AsyncClient) -> None:
     async with web.stream("GET", "/chunked") as answer:
         lines = answer.aiter_lines()
         assert await anext(lines) == 'data: {"n": 1}'
@@ -110,21 +108,9 @@ async def test_events_arrive_as_they_are_sent(web: httpx.AsyncClient, app: str) 
         assert [line async for line in lines if line] == ['data: {"n": 2}']
 
 
-async def test_an_answer_may_end_with_its_connection(web: httpx.AsyncClient) -> None:
-    assert (await web.get("/until-close")).text == "all there is"
-
-
-@pytest.mark.parametrize("code", [201, 204, 301, 304, 404, 500, 503])
-async def test_a_status_is_the_programs(web: httpx.AsyncClient, code: int) -> None:
-    assert (await web.get(f"/status?{code}", follow_redirects=False)).status_code == code
-
-
-async def test_an_answer_may_come_before_the_end_of_the_request(web: httpx.AsyncClient) -> None:
-    answer = await web.post("/early", content=bytes(8_000_000))
-    assert (answer.status_code, answer.json()) == (413, {"too": "large"})
-
-
-async def test_what_is_told_of_the_client_is_ours_to_tell(web: httpx.AsyncClient, app: str) -> None:
+async def test_forwarding_headers_come_from_the_server_alone(
+    web: httpx.AsyncClient, app: str
+) -> None:
     lies = {
         "x-forwarded-for": "1.2.3.4",
         "x-forwarded-host": "bank",
@@ -132,61 +118,49 @@ async def test_what_is_told_of_the_client_is_ours_to_tell(web: httpx.AsyncClient
         "forwarded": "for=1.2.3.4",
         "x-real-ip": "1.2.3.4",
     }
-    shown = told(await web.get("/", headers=lies))
-    assert shown["host"] == shown["x-forwarded-host"] == [f"3000-{app}.localhost"]
-    assert shown["x-forwarded-for"] == ["127.0.0.1"]
-    assert shown["x-forwarded-proto"] == ["http"]
-    assert not shown.keys() & {"forwarded", "x-real-ip"}
+    seen = shown(await web.get("/", headers=lies))
+    assert seen["host"] == seen["x-forwarded-host"] == [f"3000-{app}.localhost"]
+    assert (seen["x-forwarded-for"], seen["x-forwarded-proto"]) == (["127.0.0.1"], ["http"])
+    assert not seen.keys() & {"forwarded", "x-real-ip"}
 
 
 async def test_headers_of_the_connection_end_with_it(web: httpx.AsyncClient) -> None:
-    headers = {
-        "connection": "keep-alive, x-mine",
+    ended = {
         "x-mine": "1",
         "te": "trailers",
         "proxy-authorization": "Basic eDp5",
-        "cookie": "a=1",
-        "authorization": "Bearer of-the-app",
-        "x-api-key": "of-the-app",
+        "keep-alive": "1",
         "e2b-anything": "1",
     }
-    shown = told(await web.get("/", headers=headers))
-    assert shown["connection"] == ["close"]
-    gone = {"x-mine", "te", "proxy-authorization", "keep-alive", "e2b-anything"}
-    assert not shown.keys() & gone
-    # Nobody has a key here, so this is the program's own business.
-    assert shown["authorization"] == ["Bearer of-the-app"]
-    assert (shown["x-api-key"], shown["cookie"]) == (["of-the-app"], ["a=1"])
+    # Without keys on the server these are the program's own.
+    passed = {"cookie": "a=1", "authorization": "Bearer of-the-app", "x-api-key": "of-the-app"}
+    headers = {"connection": "keep-alive, x-mine", **ended, **passed}
+    seen = shown(await web.get("/", headers=headers))
+    assert seen["connection"] == ["close"]
+    assert not seen.keys() & ended.keys()
+    assert {name: seen[name][0] for name in passed} == passed
 
 
-async def test_requests_of_other_origins_are_the_programs_business(
+async def test_requests_of_other_origins_pass_to_a_program_and_not_to_the_api(
     web: httpx.AsyncClient, api: Api, app: str
 ) -> None:
     cross = {"origin": "https://elsewhere.example", "sec-fetch-site": "cross-site"}
     assert (await web.post("/", headers=cross)).status_code == 200
-    asked = {**cross, "access-control-request-method": "PUT"}
-    preflight = await web.options("/", headers=asked)
+    preflight = await web.options("/", headers={**cross, "access-control-request-method": "PUT"})
     assert preflight.json()["method"] == "OPTIONS"
-    # By header it is our own origin, which other pages may not use.
+    # By header it is the server's own origin, which other pages may not use.
     assert (await api.http.post("/", headers={**cross, **by_header(app)})).status_code == 403
-
-
-async def test_a_page_from_a_sandbox_is_a_stranger_to_the_api(api: Api, app: str) -> None:
     origin = {"origin": f"http://3000-{app}.localhost:8080"}
     for headers in (origin, {"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors"}):
         answer = await api.http.get("/v1/sandboxes", headers={"host": "localhost:8080", **headers})
         assert answer.status_code == 403, headers
 
 
-async def test_a_name_wins_over_headers(web: httpx.AsyncClient, app: str) -> None:
-    other = {"e2b-sandbox-id": "abcdefghijklmnop", "e2b-sandbox-port": "49983"}
-    assert (await web.get("/", headers=other)).json()["target"] == "/"
-
-
-async def test_the_end_of_an_answer_cannot_be_made_up(web: httpx.AsyncClient) -> None:
+async def test_a_cut_answer_is_visibly_cut(web: httpx.AsyncClient) -> None:
     short = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"
     with pytest.raises(httpx.RemoteProtocolError):
         await web.get(f"/raw?{short.hex()}")
+    assert (await web.get("/until-close")).text == "all there is"
 
 
 @pytest.mark.parametrize(
@@ -199,21 +173,13 @@ async def test_the_end_of_an_answer_cannot_be_made_up(web: httpx.AsyncClient) ->
         b"HTTP/1.1 200 OK\r\nX : y\r\n\r\n",
         b"HTTP/1.1 000 None\r\n\r\n",
         b"HTTP/1.1 600 Beyond\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 999 Beyond\r\nContent-Length: 0\r\n\r\n",
     ],
 )
-async def test_what_is_no_answer_is_a_502(web: httpx.AsyncClient, wire: bytes) -> None:
+async def test_a_broken_answer_is_a_502(web: httpx.AsyncClient, wire: bytes) -> None:
     answer = await web.get(f"/raw?{wire.hex()}")
     assert answer.status_code == 502
     said = "gave no answer of HTTP" if wire else "closed the connection without an answer"
     assert answer.json()["message"].startswith(f"The program in the sandbox {said}")
-
-
-async def test_a_length_beside_chunks_is_dropped(web: httpx.AsyncClient) -> None:
-    wire = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
-    wire += b"5\r\nhello\r\n0\r\n\r\n"
-    answer = await web.get(f"/raw?{wire.hex()}")
-    assert answer.text == "hello"
 
 
 @pytest.mark.parametrize(
@@ -227,46 +193,32 @@ async def test_a_length_beside_chunks_is_dropped(web: httpx.AsyncClient) -> None
 )
 async def test_a_request_of_two_lengths_is_refused(server: RealServer, app: str, head: str) -> None:
     request = f"POST / HTTP/1.1\r\nHost: 3000-{app}.localhost\r\n{head}\r\n0\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer:
-        peer.sendall(request.encode())
-        assert peer.recv(65536).startswith(b"HTTP/1.1 400 ")
+    assert asked(server, request).startswith(b"HTTP/1.1 400 ")
 
 
-def asked(server: RealServer, request: str) -> bytes:
-    """All that comes, until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer:
-        peer.sendall(request.encode())
-        return b"".join(iter(lambda: peer.recv(65536), b""))
-
-
-def test_trailers_lead_nowhere_and_are_not_shown(server: RealServer, app: str) -> None:
+def test_trailers_have_no_effect_and_are_not_shown(server: RealServer, app: str) -> None:
     head = "POST / HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
     body = "\r\n5\r\nhello\r\n0\r\n"
-    door = f"E2b-Sandbox-Id: {app}\r\nE2b-Sandbox-Port: 3000\r\n"
+    port = f"E2b-Sandbox-Id: {app}\r\nE2b-Sandbox-Port: 3000\r\n"
     there = f"{head}Host: 3000-{app}.localhost\r\n{body}"
     answer = asked(server, f"{there}X-Late: 1\r\nHost: localhost\r\n\r\n")
     assert b'"size": 5' in answer and b"late" not in answer.lower()
-    assert b'"size"' not in asked(server, f"{head}Host: localhost\r\n{body}{door}\r\n")
+    assert b'"size"' not in asked(server, f"{head}Host: localhost\r\n{body}{port}\r\n")
 
 
-@pytest.mark.parametrize(
-    "rest", ["Content-Length: 5\r\n\r\nhello", "Content-Length: 5\r\n\r\n", "\r\n"]
-)
-def test_a_socket_begins_with_a_get_alone(server: RealServer, app: str, rest: str) -> None:
-    head = f"POST / HTTP/1.1\r\nHost: 3000-{app}.localhost\r\nConnection: Upgrade\r\n"
-    head += "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    head += "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
-    assert asked(server, head + rest).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
+def test_there_is_no_tunnel_and_a_websocket_begins_with_get(server: RealServer, app: str) -> None:
+    host = f"Host: 3000-{app}.localhost\r\n"
+    for target in ("127.0.0.1:22", "/p"):
+        tunnel = f"CONNECT {target} HTTP/1.1\r\n{host}Connection: close\r\n\r\n"
+        assert asked(server, tunnel).startswith(b"HTTP/1.1 400 ")
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+    for rest in ("Content-Length: 5\r\n\r\nhello", "\r\n"):
+        answer = asked(server, f"POST / HTTP/1.1\r\n{host}{upgrade}{rest}")
+        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
 
 
-def test_there_is_no_tunnel(server: RealServer, app: str) -> None:
-    request = f"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: 3000-{app}.localhost\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer:
-        peer.sendall(request.encode())
-        assert peer.recv(65536).startswith(b"HTTP/1.1 400 ")
-
-
-async def test_who_leaves_is_gone_inside_too(web: httpx.AsyncClient) -> None:
+async def test_a_client_that_leaves_is_gone_inside_too(web: httpx.AsyncClient) -> None:
     before = (await web.get("/left")).json()
     with pytest.raises(httpx.ReadTimeout):
         await web.get("/hang", timeout=0.3)
@@ -277,66 +229,46 @@ async def test_who_leaves_is_gone_inside_too(web: httpx.AsyncClient) -> None:
     await eventually(noticed, what="the program's connection closed")
 
 
-async def test_many_at_once(web: httpx.AsyncClient) -> None:
-    answers = await asyncio.gather(*(web.get(f"/{n}") for n in range(40)))
-    assert [a.json()["target"] for a in answers] == [f"/{n}" for n in range(40)]
-
-
-async def test_a_closed_port_says_so(api: Api, app: str) -> None:
-    answer = await api.http.get("/", headers=by_name(app, 3999))
-    assert answer.status_code == 502
-    assert answer.json() == {
+async def test_a_closed_port_and_an_unknown_sandbox_are_a_502(api: Api, app: str) -> None:
+    closed = await api.http.get("/", headers=by_name(app, 3999))
+    assert closed.status_code == 502
+    assert closed.json() == {
         "sandboxId": app,
         "message": "The sandbox is running but port is not open",
         "port": 3999,
         "code": 502,
     }
-
-
-async def test_a_browser_is_told_what_to_do(api: Api, app: str) -> None:
+    for way in (by_name, by_header):
+        unknown = await api.http.get("/", headers=way("ABCDEFGHIJKLMNOP"))
+        assert unknown.status_code == 502
+        assert unknown.json()["message"] == "The sandbox was not found"
     page = {"accept": "text/html,*/*"}
     answer = await api.http.get("/", headers={**by_name(app, 3999), **page})
-    assert answer.status_code == 502
+    assert (answer.status_code, "0.0.0.0:3999" in answer.text) == (502, True)
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert "0.0.0.0:3999" in answer.text
-    gone = await api.http.get("/", headers={**by_name("nobody"), **page})
-    assert "No such sandbox" in gone.text
+    assert (
+        "No such sandbox" in (await api.http.get("/", headers={**by_name("nobody"), **page})).text
+    )
 
 
-@pytest.mark.parametrize("port", [0, 65536, 99999])
-async def test_what_is_no_port_is_refused(api: Api, app: str, port: int) -> None:
-    for way in (by_name, by_header):
-        assert (await api.http.get("/", headers=way(app, port))).status_code == 400
-
-
-@pytest.mark.parametrize("port", ["0003000", "049983", "-1", "3000x", "3000, 49983"])
-async def test_a_port_in_a_header_is_a_number(api: Api, app: str, port: str) -> None:
-    answer = await api.http.get("/", headers={**by_header(app), "e2b-sandbox-port": port})
-    assert answer.status_code == 400
-    assert "allowed: 1 to 65535" in answer.text
+async def test_a_wrong_port_is_refused(api: Api, app: str) -> None:
+    for port in (0, 65536):
+        for way in (by_name, by_header):
+            assert (await api.http.get("/", headers=way(app, port))).status_code == 400
+    for wrong in ("0003000", "-1", "3000x", "3000, 49983"):
+        answer = await api.http.get("/", headers={**by_header(app), "e2b-sandbox-port": wrong})
+        assert answer.status_code == 400
+        assert "allowed: 1 to 65535" in answer.text
 
 
 @pytest.mark.parametrize(
     "name",
-    ["x.3000-{}", "3000-{}-x", "000003000-{}", "03000-{}", "049983-{}", "a3000-{}", "3000-{}.x"],
+    ["x.3000-{}", "3000-{}-x", "03000-{}", "049983-{}", "a3000-{}", "3000-{}.x"],
 )
-async def test_a_name_near_that_of_a_port_is_nobodys(api: Api, app: str, name: str) -> None:
-    for path in ("/", "/health", "/v1/sandboxes"):
-        answer = await api.http.get(path, headers={"host": name.format(app) + ".localhost:8080"})
+async def test_a_name_near_that_of_a_port_is_forbidden(api: Api, app: str, name: str) -> None:
+    for host in (f"{name.format(app)}.localhost:8080", f"3000-{app}.evil.example"):
+        answer = await api.http.get("/health", headers={"host": host})
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
-
-
-@pytest.mark.parametrize("id", ["abcdefghijklmnop", "x", "ABCDEFGHIJKLMNOP"])
-async def test_an_unknown_sandbox_is_not_found(api: Api, id: str) -> None:
-    for way in (by_name, by_header):
-        answer = await api.http.get("/", headers=way(id))
-        assert answer.status_code == 502
-        assert answer.json()["message"] == "The sandbox was not found"
-
-
-async def test_a_name_of_another_domain_is_not_ours(api: Api, app: str) -> None:
-    answer = await api.http.get("/", headers=by_name(app, domain="evil.example"))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
 
 
 async def test_a_server_on_ipv6_is_reached(server: RealServer, api: Api, app: str) -> None:
@@ -344,7 +276,13 @@ async def test_a_server_on_ipv6_is_reached(server: RealServer, api: Api, app: st
     assert (await api.http.get("/", headers=by_name(app, 3001))).status_code == 200
 
 
-async def test_traffic_wakes_a_paused_sandbox(server: RealServer, api: Api) -> None:
+async def test_traffic_wakes_a_paused_sandbox_where_asked_for(
+    server: RealServer, api: Api, app: str
+) -> None:
+    await api.rpc("pause", id=app)
+    answer = await api.http.get("/", headers=by_name(app))
+    await api.rpc("resume", id=app)
+    assert (answer.status_code, answer.json()["message"]) == (502, "The sandbox was not found")
     with sandbox(server.url, auto_resume=True) as id:
         start_app(server.url, id)
         await api.rpc("pause", id=id)
@@ -352,16 +290,117 @@ async def test_traffic_wakes_a_paused_sandbox(server: RealServer, api: Api) -> N
         assert (await api.rpc("get", id=id))["state"] == "running"
 
 
-async def test_a_paused_sandbox_is_not_found(server: RealServer, api: Api, app: str) -> None:
-    await api.rpc("pause", id=app)
-    try:
-        answer = await api.http.get("/", headers=by_name(app))
-        assert (answer.status_code, answer.json()["message"]) == (502, "The sandbox was not found")
-    finally:
-        await api.rpc("resume", id=app)
-    assert (await api.http.get("/", headers=by_name(app))).status_code == 200
+@asynccontextmanager
+async def joined(
+    server: RealServer, app: str, *protocols: str, path: str = "/socket", **headers: str
+) -> AsyncIterator[tuple[ClientConnection, dict[str, Any]]]:
+    """A WebSocket, and what the program was shown of the request for it."""
+    async with connect(
+        f"ws://3000-{app}.localhost:{server.port}{path}",
+        host="127.0.0.1",
+        subprotocols=[Subprotocol(p) for p in protocols] or None,
+        additional_headers=headers,
+        max_size=None,
+        proxy=None,
+    ) as ws:
+        yield ws, json.loads(await ws.recv())
 
 
-async def test_the_host_is_told_as_it_was_written(api: Api, app: str) -> None:
-    answer = await api.http.get("/", headers={"host": f"3000-{app.upper()}.LOCALHOST:8080"})
-    assert told(answer)["host"] == [f"3000-{app.upper()}.LOCALHOST:8080"]
+async def test_messages_go_both_ways_and_keep_their_kind(server: RealServer, app: str) -> None:
+    large = os.urandom(3_000_000)  # the API's own sockets take less
+    async with joined(server, app) as (ws, _):
+        for message in ("text ü", b"\x00\xff", "", b"", large):
+            await ws.send(message)
+            assert await ws.recv() == message
+        await ws.send("parts")
+        assert await ws.recv() == "one two"
+    url = f"ws://127.0.0.1:{server.port}/socket"
+    async with connect(url, additional_headers=by_header(app), proxy=None) as ws:
+        assert json.loads(await ws.recv())["target"] == "/socket"
+
+
+async def test_the_program_is_shown_the_request_as_any_other(server: RealServer, app: str) -> None:
+    sent = {"Origin": "https://elsewhere.example", "Cookie": "a=1", "E2b-Secret": "1"}
+    offered = ("chat", "superchat", "capsule.key.c2VjcmV0")
+    async with joined(server, app, *offered, path="/socket?q=%20", **sent) as (ws, seen):
+        assert (seen["offered"], ws.subprotocol) == (["chat", "superchat"], "superchat")
+        headers = {name.lower(): value for name, value in seen["headers"]}
+        assert seen["target"] == "/socket?q=%20"
+        assert headers["host"] == f"3000-{app}.localhost:{server.port}"
+        assert headers["x-forwarded-for"] == "127.0.0.1"
+        assert (headers["origin"], headers["cookie"]) == ("https://elsewhere.example", "a=1")
+        assert "e2b-secret" not in headers
+        assert ws.response is not None and ws.response.headers["x-of-app"] == "yes"
+
+
+@pytest.mark.parametrize(("code", "reason"), [(1000, ""), (1001, "away"), (4321, "own words ü")])
+async def test_a_close_passes_with_code_and_reason(
+    server: RealServer, app: str, code: int, reason: str
+) -> None:
+    async with joined(server, app) as (ws, _):
+        await ws.send(f"close {code}{reason}")
+        with pytest.raises(ConnectionClosed):
+            await ws.recv()
+        assert (ws.close_code, ws.close_reason) == (code, reason)
+
+
+@pytest.mark.parametrize("code", [4007, None], ids=["closes", "vanishes"])
+async def test_a_websocket_whose_client_leaves_is_gone_inside_too(
+    server: RealServer, app: str, api: Api, code: int | None
+) -> None:
+    async def ends() -> list[int]:
+        closes: list[int] = (await api.http.get("/closes", headers=by_name(app))).json()
+        left = (await api.http.get("/left", headers=by_name(app))).json()
+        return [*closes, *[0] * int(left)]
+
+    before = len(await ends())
+    async with joined(server, app) as (ws, _):
+        if code:
+            await ws.close(code, "enough")
+        else:
+            ws.transport.abort()
+
+    async def gone() -> bool:
+        return len(await ends()) > before and (code is None or code in await ends())
+
+    await eventually(gone, what="the program's end of the socket closed")
+
+
+async def test_a_program_that_breaks_off_or_refuses(server: RealServer, app: str) -> None:
+    async with joined(server, app) as (ws, _):
+        await ws.send("drop")
+        with pytest.raises(ConnectionClosed):
+            await ws.recv()
+        assert ws.close_code == 1011
+    no_socket = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
+    for path, port, status in (
+        ("/status?403", 3000, 403),
+        (f"/raw?{no_socket.hex()}", 3000, 502),
+        ("/", 3999, 502),
+    ):
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(
+                f"ws://{port}-{app}.localhost:{server.port}{path}", host="127.0.0.1", proxy=None
+            ):
+                pass
+        assert refused.value.response.status_code == status, path
+
+
+async def test_a_stopping_server_waits_for_no_endless_stream() -> None:
+    with real_server(DRAIN_TIMEOUT="600") as server, sandbox(server.url) as id:
+        start_app(server.url, id)
+        async with (
+            joined(server, id) as (ws, _),
+            httpx.AsyncClient(base_url=server.url, headers=by_name(id), timeout=15) as http,
+            http.stream("GET", "/chunked") as events,
+        ):
+            lines = events.aiter_lines()
+            assert await anext(lines) == 'data: {"n": 1}'
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed):
+                await ws.recv()
+            with pytest.raises(httpx.RemoteProtocolError):
+                [line async for line in lines]
+            assert ws.close_code == 1012
+            assert await asyncio.to_thread(server.process.wait, 30) == 0
+        assert "Traceback" not in (server.base / "log").read_text()

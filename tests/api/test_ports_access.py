@@ -1,6 +1,4 @@
-"""Who may reach what listens in a sandbox, on a server that asks for keys; and that no program
-there ever sees one.
-"""
+"""Who may reach what listens in a sandbox, on a server with keys; and no program sees a key."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ NOBODYS = "abcdefghijklmnop"
 class Place:
     server: RealServer
     http: httpx.Client
-    blue: str  # whose sandboxes these are
-    looking: str  # blue's, with the scope `read`
+    blue: str  # the key of the tenant with these sandboxes
+    reader: str  # blue's, with the scope `read`
     red: str
     private: str
     public: str
@@ -54,14 +52,14 @@ def place(agent_binary: object) -> Iterator[Place]:
             made = http.post("/v1/keys", json=asked, headers={"x-api-key": ADMIN})
             return str(made.json()["key"])
 
-        blue, looking, red = key("blue", "run"), key("blue", "read"), key("red", "run")
+        blue, reader, red = key("blue", "run"), key("blue", "read"), key("red", "run")
         with (
             sandbox(server.url, blue) as private,
             sandbox(server.url, blue, ports="public") as public,
         ):
             start_app(server.url, private, key=blue)
             start_app(server.url, public, key=blue)
-            yield Place(server, http, blue, looking, red, private, public)
+            yield Place(server, http, blue, reader, red, private, public)
 
 
 def shown(answer: httpx.Response) -> dict[str, str]:
@@ -69,28 +67,23 @@ def shown(answer: httpx.Response) -> dict[str, str]:
     return {name.lower(): value for name, value in answer.json()["headers"]}
 
 
-def test_what_it_allows_is_in_a_sandboxes_info(place: Place) -> None:
-    for id, expected in ((place.private, "private"), (place.public, "public")):
-        info = place.http.get(f"/v1/sandboxes/{id}", headers={"x-api-key": place.blue})
-        assert info.json()["ports"] == expected
-
-
 def test_private_ports_open_to_a_key_of_their_tenant(place: Place) -> None:
     for headers in ({"x_api_key": place.blue}, {"authorization": f"Bearer {place.blue}"}):
         seen = shown(place.get(place.private, **headers))
         assert place.blue not in json.dumps(seen)
         assert not seen.keys() & {"x-api-key", "authorization"}
-
-
-def test_a_key_beside_what_the_program_asks_for(place: Place) -> None:
     seen = shown(place.get(place.private, x_api_key=place.blue, authorization="Bearer the-apps"))
     assert seen["authorization"] == "Bearer the-apps"
+    assert place.get(place.private, x_api_key=place.reader).status_code == 403
+    for id, expected in ((place.private, "private"), (place.public, "public")):
+        info = place.http.get(f"/v1/sandboxes/{id}", headers={"x-api-key": place.blue})
+        assert info.json()["ports"] == expected
 
 
 @pytest.mark.parametrize("way", [by_name, by_header])
 @pytest.mark.parametrize("spelling", [str, str.upper])
 def test_to_another_tenant_they_do_not_exist(place: Place, way: Any, spelling: Any) -> None:
-    """Nor to who has no key, or an unknown one: all get the answer for what is not there."""
+    """Nor without a known key: the answer is that for a sandbox that is not there."""
     for key, status in ((place.red, 404), (None, 502), ("not-a-key-of-anyone", 502)):
         headers = {} if key is None else {"x-api-key": key}
         theirs, nobodys = (
@@ -102,8 +95,7 @@ def test_to_another_tenant_they_do_not_exist(place: Place, way: Any, spelling: A
         assert plain[0] == plain[1]
 
 
-def test_an_admin_may_come_for_the_tenant(place: Place) -> None:
-    """As everywhere, with X-Capsule-Tenant. Nobody else: they come for their own tenant."""
+def test_only_an_admin_may_name_another_tenant(place: Place) -> None:
     assert place.get(place.private, x_api_key=ADMIN).status_code == 404
     seen = shown(place.get(place.private, x_api_key=ADMIN, x_capsule_tenant="blue"))
     assert not seen.keys() & {"x-api-key", "x-capsule-tenant"}
@@ -117,7 +109,7 @@ def test_an_admin_may_come_for_the_tenant(place: Place) -> None:
     assert place.http.get("/contexts", headers=headers).status_code == 200
 
 
-def test_whether_it_runs_is_told_to_whom_its_ports_are_open(place: Place) -> None:
+def test_the_health_of_a_sandbox_is_for_those_to_whom_its_ports_are_open(place: Place) -> None:
     token = Access.open(place.server.base / "data").token(place.private)
     for port, running in ((49983, 204), (49999, 200)):
         for id, headers, status in (
@@ -131,35 +123,20 @@ def test_whether_it_runs_is_told_to_whom_its_ports_are_open(place: Place) -> Non
             assert found.status_code == status, (port, headers, found.text)
 
 
-def test_a_key_that_may_only_look_may_not_use_them(place: Place) -> None:
-    assert place.get(place.private, x_api_key=place.looking).status_code == 403
-
-
-def test_public_ports_open_to_whoever_knows_the_name(place: Place) -> None:
+def test_a_key_is_kept_from_public_programs_however_it_is_written(place: Place) -> None:
     seen = shown(place.get(place.public, authorization="Bearer the-apps", x_api_key="the-apps"))
     assert (seen["authorization"], seen["x-api-key"]) == ("Bearer the-apps", "the-apps")
-
-
-def test_a_key_of_ours_is_kept_from_public_programs_too(place: Place) -> None:
-    for key in (ADMIN, place.blue, place.red):
-        seen = shown(place.get(place.public, authorization=f"Bearer {key}", x_api_key=key))
-        assert not seen.keys() & {"x-api-key", "authorization"}
-
-
-def test_a_key_is_found_however_it_is_written(place: Place) -> None:
     basic = base64.b64encode(f"user:{place.blue}".encode()).decode()
     token = Access.open(place.server.base / "data").token(place.public)
     for name, value in (
-        ("authorization", place.blue),
+        ("authorization", f"Bearer {place.red}"),
         ("authorization", f"Bearer\t{place.blue}"),
-        ("authorization", f"Bearer  {ADMIN}"),
-        ("authorization", f"Token {place.blue}"),
+        ("authorization", f"Token {ADMIN}"),
         ("authorization", f'Key id="1", secret="{place.blue}"'),
         ("authorization", f"Basic {basic}"),
         ("authorization", f"Bearer {token}"),
         ("authorization", " ".join(map(str, range(1000)))),
         ("x-api-key", f"the-apps, {place.blue}"),
-        ("x-api-key", f"Bearer {ADMIN}"),
         ("x-access-token", place.red),
     ):
         headers = {**by_name(place.public), name: value}
@@ -191,7 +168,7 @@ def test_sockets_ask_for_a_key_too(place: Place) -> None:
         assert json.loads(ws.recv())["offered"] == ["chat"]
 
 
-def test_names_below_the_configured_domain_are_doors(place: Place) -> None:
+def test_names_below_the_configured_domain_lead_to_ports(place: Place) -> None:
     for domain, suffix in itertools.product(("boxes.example", "BOXES.example"), ("", ":8443")):
         headers = by_name(place.public, domain=domain + suffix)
         assert place.http.get("/", headers=headers).status_code == 200

@@ -1,4 +1,4 @@
-"""Rate limits per key and per address, and whose address a request comes from."""
+"""Rate limits per key and per address, and the address that a request counts for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def asking(server: Running, key: str | None = KEY, **headers: str) -> httpx.Asyn
     return httpx.AsyncClient(verify=False, base_url=server.url, headers={**keyed, **headers})
 
 
-async def test_an_address_may_ask_so_often() -> None:
+async def test_an_address_may_send_so_many_requests() -> None:
     async with serving(rate_limit_address="3/minute") as server, asking(server, None) as http:
         left = [(await http.get("/v1/templates")).headers["ratelimit-remaining"] for _ in range(3)]
         assert left == ["2", "1", "0"]
@@ -37,7 +37,9 @@ async def test_an_address_may_ask_so_often() -> None:
         assert refused.headers["ratelimit-limit"] == "3"
         assert refused.headers["ratelimit-remaining"] == "0"
         assert 1 <= int(refused.headers["ratelimit-reset"]) <= 60
-        assert (await http.get("/health")).status_code == 200  # whoever watches the server
+        assert (await http.get("/health")).status_code == 200  # for what watches the server
+    async with serving() as server, asking(server, None) as http:
+        assert "ratelimit-limit" not in (await http.get("/v1/templates")).headers, "not set"
 
 
 async def test_every_surface_is_counted() -> None:
@@ -57,7 +59,7 @@ async def test_every_surface_is_counted() -> None:
         assert "retry-after" in refused.value.response.headers
 
 
-async def test_a_key_may_ask_so_often_wherever_it_is_used() -> None:
+async def test_a_key_may_send_so_many_requests_from_anywhere() -> None:
     settings: dict[str, Any] = {"api_keys": (KEY, OTHER), "rate_limit_key": "2/hour"}
     async with serving(**settings, trusted_proxies=("127.0.0.1",)) as server:
         for address in ("192.0.2.1", "192.0.2.2"):
@@ -69,7 +71,7 @@ async def test_a_key_may_ask_so_often_wherever_it_is_used() -> None:
             assert (await http.get("/docs")).status_code == 200
 
 
-async def test_who_guesses_keys_is_held_up() -> None:
+async def test_guesses_of_keys_are_limited() -> None:
     settings: dict[str, Any] = {"api_keys": (KEY,), "rate_limit_address": "2/minute"}
     async with serving(**settings) as server, asking(server, "wrong-key-of-sixteen") as http:
         found = [(await http.get("/v1/templates")).status_code for _ in range(3)]
@@ -84,12 +86,6 @@ async def test_a_batch_counts_as_its_calls() -> None:
         assert (await http.post("/rpc", json=[CALL])).status_code == 200
 
 
-async def test_nothing_is_limited_unless_it_is_set() -> None:
-    async with serving() as server, asking(server, None) as http:
-        answer = await http.get("/v1/templates")
-    assert "ratelimit-limit" not in answer.headers
-
-
 def request(peer: str, *forwarded: str) -> dict[str, Any]:
     headers = [(b"x-forwarded-for", each.encode()) for each in forwarded]
     return {"client": (peer, 1234) if peer else None, "headers": headers}
@@ -99,26 +95,23 @@ def request(peer: str, *forwarded: str) -> dict[str, Any]:
     ("peer", "forwarded", "found"),
     [
         ("192.0.2.1", (), "192.0.2.1"),
-        ("192.0.2.1", ("10.9.9.9",), "192.0.2.1"),  # a stranger says what it likes
+        ("192.0.2.1", ("10.9.9.9",), "192.0.2.1"),  # not from a proxy: ignored
         ("10.0.0.1", ("198.51.100.7",), "198.51.100.7"),
-        ("10.0.0.1", ("1.1.1.1, 198.51.100.7",), "198.51.100.7"),  # its own lie stands before
+        ("10.0.0.1", ("1.1.1.1, 198.51.100.7",), "198.51.100.7"),  # a client's own stand before
         ("10.0.0.1", ("1.1.1.1", "198.51.100.7, 10.0.0.2"), "198.51.100.7"),
-        ("10.0.0.1", ("10.0.0.3, 10.0.0.2",), "10.0.0.3"),
         ("10.0.0.1", ("nonsense",), "10.0.0.1"),
         ("10.0.0.1", ("1.1.1.1, nonsense, 10.0.0.2",), "10.0.0.2"),
         ("10.0.0.1", (), "10.0.0.1"),
         ("10.0.0.1", ("[2001:db8::7]:443",), "2001:db8::7"),
-        ("10.0.0.1", ("198.51.100.7:5000",), "198.51.100.7"),
         ("::ffff:10.0.0.1", ("198.51.100.7",), "198.51.100.7"),
         ("", ("198.51.100.7",), "unknown"),
     ],
 )
-def test_whose_address_it_is(peer: str, forwarded: tuple[str, ...], found: str) -> None:
+def test_the_address_is_the_first_that_no_trusted_proxy_has(
+    peer: str, forwarded: tuple[str, ...], found: str
+) -> None:
     assert Addresses(["10.0.0.0/8"]).of(request(peer, *forwarded)) == found
-
-
-def test_without_trusted_proxies_nobody_is_believed() -> None:
-    assert Addresses([]).of(request("127.0.0.1", "1.1.1.1")) == "127.0.0.1"
+    assert Addresses([]).of(request("127.0.0.1", *forwarded)) == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -127,18 +120,17 @@ def test_without_trusted_proxies_nobody_is_believed() -> None:
         ("10.0.0.1", "https", True),
         ("10.0.0.1", "http, HTTPS", True),
         ("10.0.0.1", "https, http", False),  # the proxy's own word stands last
-        ("10.0.0.1", "http", False),
         ("192.0.2.1", "https", False),
         ("", "https", False),
     ],
 )
-def test_only_a_trusted_proxy_says_that_it_was_https(peer: str, said: str, secure: bool) -> None:
+def test_only_a_trusted_proxy_can_say_https(peer: str, said: str, secure: bool) -> None:
     scope = request(peer)
     scope["headers"].append((b"x-forwarded-proto", said.encode()))
     assert Addresses(["10.0.0.0/8"]).over_tls(scope) is secure
 
 
-def test_a_customer_has_a_whole_network_of_ipv6() -> None:
+def test_a_network_of_ipv6_counts_as_one_address() -> None:
     assert group("2001:db8:1:2:3::4") == group("2001:db8:1:2:ffff::1") == "2001:db8:1:2::/64"
     assert group("192.0.2.1") == "192.0.2.1"
 
@@ -152,6 +144,6 @@ def test_a_customer_has_a_whole_network_of_ipv6() -> None:
         {"trusted_proxies": ("proxy.example",)},
     ],
 )
-def test_nonsense_is_refused(settings: dict[str, Any]) -> None:
+def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidError, match=next(iter(settings))):
         Config(**settings)

@@ -1,4 +1,4 @@
-"""Every example of section 7 of the JSON-RPC 2.0 specification, word for word."""
+"""The examples of section 7 of the JSON-RPC 2.0 specification, word for word."""
 
 from __future__ import annotations
 
@@ -46,144 +46,70 @@ METHODS = {
 RPC = Rpc(METHODS, dict.fromkeys(METHODS, KeyScope.RUN))
 
 
-async def ask(request: str) -> Any:
-    """The answer without the parts of an error that the specification leaves to the server."""
-    body, _ = await RPC.answer(request.encode(), OPERATOR)
-    return without_data(json.loads(body)) if body else None
+def result(value: Any, id: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "result": value, "id": id}
+
+
+def error(code: int, message: str, id: Any = None) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "error": {"code": code, "message": message}, "id": id}
+
+
+INVALID, UNPARSED = error(-32600, "Invalid Request"), error(-32700, "Parse error")
+BATCH = """[
+    {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
+    {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]},
+    {"jsonrpc": "2.0", "method": "subtract", "params": [42,23], "id": "2"},
+    {"foo": "boo"},
+    {"jsonrpc": "2.0", "method": "foo.get", "params": {"name": "myself"}, "id": "5"},
+    {"jsonrpc": "2.0", "method": "get_data", "id": "9"}
+]"""
+BATCH_OF_INVALID_JSON = """[
+  {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
+  {"jsonrpc": "2.0", "method"
+]"""
+BATCH_OF_NOTIFICATIONS = """[
+    {"jsonrpc": "2.0", "method": "notify_sum", "params": [1,2,4]},
+    {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]}
+]"""
+NAMED = '{"jsonrpc": "2.0", "method": "subtract", "params": {%s}, "id": 3}'
+EXAMPLES: list[tuple[str, Any]] = [
+    ('{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}', result(19, 1)),
+    ('{"jsonrpc": "2.0", "method": "subtract", "params": [23, 42], "id": 2}', result(-19, 2)),
+    (NAMED % '"subtrahend": 23, "minuend": 42', result(19, 3)),
+    (NAMED % '"minuend": 42, "subtrahend": 23', result(19, 3)),
+    ('{"jsonrpc": "2.0", "method": "update", "params": [1,2,3,4,5]}', None),
+    ('{"jsonrpc": "2.0", "method": "foobar"}', None),
+    ('{"jsonrpc": "2.0", "method": "foobar", "id": "1"}', error(-32601, "Method not found", "1")),
+    ('{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]', UNPARSED),
+    ('{"jsonrpc": "2.0", "method": 1, "params": "bar"}', INVALID),
+    (BATCH_OF_INVALID_JSON, UNPARSED),
+    ("[]", INVALID),
+    ("[1]", [INVALID]),
+    ("[1,2,3]", [INVALID] * 3),
+    (
+        BATCH,
+        [
+            result(7, "1"),
+            result(19, "2"),
+            INVALID,
+            error(-32601, "Method not found", "5"),
+            result(["hello", 5], "9"),
+        ],
+    ),
+    (BATCH_OF_NOTIFICATIONS, None),
+]
+
+
+@pytest.mark.parametrize(("request_text", "expected"), EXAMPLES)
+async def test_an_example_of_the_specification(request_text: str, expected: Any) -> None:
+    body, _ = await RPC.answer(request_text.encode(), OPERATOR)
+    assert (without_data(json.loads(body)) if body else None) == expected
 
 
 def without_data(answer: Any) -> Any:
+    """Without the part of an error that the specification leaves to the server."""
     if isinstance(answer, list):
         return [without_data(one) for one in answer]
     if "error" in answer:
         answer["error"].pop("data", None)
     return answer
-
-
-@pytest.mark.parametrize(
-    ("request_text", "expected"),
-    [
-        (
-            '{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}',
-            {"jsonrpc": "2.0", "result": 19, "id": 1},
-        ),
-        (
-            '{"jsonrpc": "2.0", "method": "subtract", "params": [23, 42], "id": 2}',
-            {"jsonrpc": "2.0", "result": -19, "id": 2},
-        ),
-    ],
-)
-async def test_positional_parameters(request_text: str, expected: Any) -> None:
-    assert await ask(request_text) == expected
-
-
-@pytest.mark.parametrize(
-    ("request_text", "expected"),
-    [
-        (
-            '{"jsonrpc": "2.0", "method": "subtract", '
-            '"params": {"subtrahend": 23, "minuend": 42}, "id": 3}',
-            {"jsonrpc": "2.0", "result": 19, "id": 3},
-        ),
-        (
-            '{"jsonrpc": "2.0", "method": "subtract", '
-            '"params": {"minuend": 42, "subtrahend": 23}, "id": 4}',
-            {"jsonrpc": "2.0", "result": 19, "id": 4},
-        ),
-    ],
-)
-async def test_named_parameters(request_text: str, expected: Any) -> None:
-    assert await ask(request_text) == expected
-
-
-@pytest.mark.parametrize(
-    "request_text",
-    [
-        '{"jsonrpc": "2.0", "method": "update", "params": [1,2,3,4,5]}',
-        '{"jsonrpc": "2.0", "method": "foobar"}',
-    ],
-)
-async def test_a_notification_is_not_answered(request_text: str) -> None:
-    assert await ask(request_text) is None
-
-
-async def test_call_of_a_method_that_does_not_exist() -> None:
-    assert await ask('{"jsonrpc": "2.0", "method": "foobar", "id": "1"}') == {
-        "jsonrpc": "2.0",
-        "error": {"code": -32601, "message": "Method not found"},
-        "id": "1",
-    }
-
-
-async def test_call_with_invalid_json() -> None:
-    assert await ask('{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]') == {
-        "jsonrpc": "2.0",
-        "error": {"code": -32700, "message": "Parse error"},
-        "id": None,
-    }
-
-
-async def test_call_with_an_invalid_request() -> None:
-    assert await ask('{"jsonrpc": "2.0", "method": 1, "params": "bar"}') == invalid_request()
-
-
-async def test_batch_of_invalid_json() -> None:
-    text = """[
-  {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
-  {"jsonrpc": "2.0", "method"
-]"""
-    assert await ask(text) == {
-        "jsonrpc": "2.0",
-        "error": {"code": -32700, "message": "Parse error"},
-        "id": None,
-    }
-
-
-async def test_empty_batch() -> None:
-    assert await ask("[]") == invalid_request()
-
-
-async def test_invalid_but_not_empty_batch() -> None:
-    assert await ask("[1]") == [invalid_request()]
-
-
-async def test_invalid_batch() -> None:
-    assert await ask("[1,2,3]") == [invalid_request()] * 3
-
-
-async def test_batch() -> None:
-    text = """[
-        {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
-        {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]},
-        {"jsonrpc": "2.0", "method": "subtract", "params": [42,23], "id": "2"},
-        {"foo": "boo"},
-        {"jsonrpc": "2.0", "method": "foo.get", "params": {"name": "myself"}, "id": "5"},
-        {"jsonrpc": "2.0", "method": "get_data", "id": "9"}
-    ]"""
-    assert await ask(text) == [
-        {"jsonrpc": "2.0", "result": 7, "id": "1"},
-        {"jsonrpc": "2.0", "result": 19, "id": "2"},
-        invalid_request(),
-        {
-            "jsonrpc": "2.0",
-            "error": {"code": -32601, "message": "Method not found"},
-            "id": "5",
-        },
-        {"jsonrpc": "2.0", "result": ["hello", 5], "id": "9"},
-    ]
-
-
-async def test_batch_of_notifications_is_not_answered() -> None:
-    text = """[
-        {"jsonrpc": "2.0", "method": "notify_sum", "params": [1,2,4]},
-        {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]}
-    ]"""
-    assert await ask(text) is None
-
-
-def invalid_request() -> dict[str, Any]:
-    return {
-        "jsonrpc": "2.0",
-        "error": {"code": -32600, "message": "Invalid Request"},
-        "id": None,
-    }

@@ -22,11 +22,11 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 class Collector(HTTPServer):
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Taking)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.spans: list[Span] = []
 
 
-class Taking(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     server: Collector
 
     def do_POST(self) -> None:
@@ -84,6 +84,6 @@ def test_a_request_is_followed_through_the_provider_to_the_agent() -> None:
         assert (about["capsule.sandbox"], about["capsule.tenant"]) == (box, "default")
 
 
-def test_a_collector_that_is_not_there_hurts_nobody() -> None:
+def test_a_collector_that_is_down_does_no_harm() -> None:
     with real_server(OTEL_ENDPOINT="http://127.0.0.1:9") as server:
         assert httpx.get(f"{server.url}/v1/sandboxes").status_code == 200

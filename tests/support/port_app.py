@@ -1,5 +1,5 @@
-"""A web server for inside a sandbox, with the standard library alone: what it is asked it tells,
-and it misbehaves on request. Started as `python3 -c SOURCE PORT`.
+"""A web server for inside a sandbox, with the standard library alone. It answers with what it was
+asked, and misbehaves on request. Started as `python3 -c SOURCE PORT`.
 """
 
 import asyncio
@@ -12,8 +12,15 @@ GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 left = 0  # clients that went before they had their answer
 
 
+class NoHttp(Exception):
+    """Perhaps TLS: a server that waited for a line of text would answer it late, or never."""
+
+
 async def head_of(reader):
-    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    first = await reader.readexactly(1)
+    if not first.isalpha():
+        raise NoHttp
+    lines = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     method, target, _ = lines[0].split(" ")
     return method, target, [line.split(": ", 1) for line in lines[1:] if line]
 
@@ -54,6 +61,8 @@ async def serve(reader, writer):
         await ROUTES.get(target.partition("?")[0], echo)(reader, writer, method, target, headers)
     except (ConnectionError, asyncio.IncompleteReadError):
         pass
+    except NoHttp:
+        await answer(writer, b"", "400 Bad Request")
     finally:
         writer.close()
 
@@ -63,15 +72,15 @@ async def echo(reader, writer, method, target, headers):
     async for piece in body_of(reader, headers):
         digest.update(piece)
         size += len(piece)
-    told = {"method": method, "target": target, "headers": headers, "size": size}
-    told["sha256"] = digest.hexdigest()
-    body = b"" if method == "HEAD" else json.dumps(told).encode()
+    seen = {"method": method, "target": target, "headers": headers, "size": size}
+    seen["sha256"] = digest.hexdigest()
+    body = b"" if method == "HEAD" else json.dumps(seen).encode()
     more = "Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Of-App: yes\r\nKeep-Alive: timeout=5\r\n"
     await answer(writer, body, more=more)
 
 
 async def chunked(reader, writer, method, target, headers):
-    """One piece at once, the rest when somebody asks for /go."""
+    """One piece at once, the rest after a request for /go."""
     GO.clear()
     writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n")
     writer.write(b'Content-Type: text/event-stream\r\n\r\n10\r\ndata: {"n": 1}\n\n\r\n')
@@ -101,7 +110,7 @@ async def big(reader, writer, method, target, headers):
 
 
 async def raw(reader, writer, method, target, headers):
-    """Whatever the query says, as hex."""
+    """The bytes in the query, which are in hex."""
     writer.write(bytes.fromhex(target.partition("?")[2]))
     await writer.drain()
 
@@ -114,7 +123,7 @@ async def hang(reader, writer, method, target, headers):
     await until_gone(reader)
 
 
-async def told_left(reader, writer, method, target, headers):
+async def count_left(reader, writer, method, target, headers):
     await answer(writer, json.dumps(left).encode())
 
 
@@ -155,8 +164,8 @@ async def socket(reader, writer, method, target, headers):
             f"{chosen}\r\n"
         ).encode()
     )
-    told = {"target": target, "headers": headers, "offered": offered}
-    writer.write(frame(1, json.dumps(told).encode()))
+    seen = {"target": target, "headers": headers, "offered": offered}
+    writer.write(frame(1, json.dumps(seen).encode()))
     while True:
         try:
             opcode, _, data = await frame_from(reader)
@@ -192,7 +201,7 @@ ROUTES = {
     "/raw": raw,
     "/early": early,
     "/hang": hang,
-    "/left": told_left,
+    "/left": count_left,
     "/status": status,
     "/page": page,
     "/socket": socket,

@@ -52,5 +52,5 @@ def by_header(id: str, port: int = PORT) -> dict[str, str]:
 
 
 def by_name(id: str, port: int = PORT, domain: str = "localhost") -> dict[str, str]:
-    """What a browser sends that was told http://PORT-ID.localhost/."""
+    """As a browser at http://PORT-ID.localhost/."""
     return {"host": f"{port}-{id}.{domain}"}
