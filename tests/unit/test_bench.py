@@ -1,4 +1,4 @@
-"""The benchmark's judgement: no miss is hidden, and a slow machine is not a slow Capsule."""
+"""The benchmark hides no missed target, and takes the speed of the machine into account."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import signal
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
-
-import pytest
 
 from bench import endure, page, plots, report, targets
 from bench.scaling import IN_ANY, OPERATIONS, growth
@@ -29,39 +27,28 @@ def judged(all_of: list[Measure]) -> targets.Judged:
     return next(j for j in targets.judge(all_of) if j.what == "create, no pool")
 
 
-def test_a_time_that_holds_only_at_this_speed_is_missed_and_held() -> None:
-    told = judged(measures(12.0, slower=2.0))
-    assert told.written == "MISSED (≤ 8)"
-    assert told.here == "met (≤ 16)"
-    assert told.holds
-
-
-def test_every_table_shows_the_miss() -> None:
+def test_a_time_that_is_met_only_at_this_machines_speed_is_shown_as_missed() -> None:
     some = measures(12.0, slower=2.0)
-    assert "MISSED (≤ 8)" in report.verdicts(some)
-    assert "MISSED (≤ 8)" in page.numbers(some, 0.0)
+    found = judged(some)
+    assert (found.written, found.here, found.holds) == ("MISSED (≤ 8)", "met (≤ 16)", True)
+    for table in (report.verdicts(some), page.numbers(some, 0.0)):
+        assert "MISSED (≤ 8)" in table
 
 
 def test_a_fast_machine_makes_no_target_stricter() -> None:
     assert targets.factor(measures(1.0, slower=0.5)) == 1.0
 
 
-def test_the_factor_is_the_geometric_mean() -> None:
-    raw = measures(1.0)
-    raw[0].samples = [raw[0].samples[0] * 8]
-    assert targets.factor(raw) == pytest.approx(2.0)
-
-
 def test_a_missed_ratio_is_a_miss() -> None:
-    told = judged(measures(1.0, docker=10.0))
-    assert "MISSED (≥ 20×)" in told.beside
-    assert not told.holds
+    found = judged(measures(1.0, docker=10.0))
+    assert "MISSED (≥ 20×)" in found.beside
+    assert not found.holds
 
 
 def test_what_was_not_measured_does_not_hold() -> None:
-    told = judged([Measure(*CREATE, missing="why")])
-    assert told.measured == targets.NOT_MEASURED
-    assert not told.holds
+    found = judged([Measure(*CREATE, missing="why")])
+    assert found.measured == targets.NOT_MEASURED
+    assert not found.holds
 
 
 def test_fewer_sandboxes_than_the_target_are_met_only_when_they_were_tried() -> None:
@@ -84,23 +71,6 @@ def test_plots_are_drawn_from_few_samples(tmp_path: Path) -> None:
         path = tmp_path / f"{draw.__name__}.svg"
         draw(path, some)
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
-
-
-def test_a_long_name_fits_beside_its_bar(tmp_path: Path) -> None:
-    name = "Capsule SDK: exec that changes a file, with a step, one of 10,000 files"
-    plots.medians(tmp_path / "plot.svg", [Measure(name, "steps", samples=[1.0])])
-    texts = (
-        ElementTree.parse(tmp_path / "plot.svg").getroot().iter("{http://www.w3.org/2000/svg}text")
-    )
-    (label,) = [each for each in texts if each.text == name]
-    assert float(label.attrib["x"]) > 6 * len(name)
-
-
-def test_the_log_of_a_database_is_no_growth_of_the_disk(tmp_path: Path) -> None:
-    for name, kib in (("capsule.db", 8), ("capsule.db-wal", 64)):
-        (tmp_path / name).write_bytes(b"x" * (kib << 10))
-    assert endure.disk_kib(tmp_path) == 8
-    assert endure.disk_kib(tmp_path, log=True) == 64
 
 
 def test_only_processes_of_this_server_are_its_boxes() -> None:

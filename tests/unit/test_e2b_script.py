@@ -1,4 +1,4 @@
-"""E2B's steps as a Dockerfile: what a step says stays what it says."""
+"""E2B's steps as a Dockerfile: no step can add an instruction."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ def step(type: str, *args: str, hash: str | None = None) -> E2bStep:
 
 
 def lines(*steps: E2bStep) -> list[str]:
-    """What the steps have become, without what all templates have."""
+    """The lines of the steps, without those of every template."""
     made = script("image", steps)
-    own = [line for line, mark in zip(made.lines, made.marks, strict=True) if mark.isdecimal()]
-    return own
+    return [line for line, mark in zip(made.lines, made.marks, strict=True) if mark.isdecimal()]
 
 
 def test_a_command_is_one_word_of_json() -> None:
@@ -33,13 +32,8 @@ def test_a_command_is_one_word_of_json() -> None:
 
 def test_another_user_is_for_one_step() -> None:
     found = lines(step("USER", "app"), step("RUN", "true", "root"), step("RUN", "true"))
-    assert [line.split("[")[0].strip() for line in found] == [
-        "USER app",
-        "USER root",
-        "RUN",
-        "USER app",
-        "RUN",
-    ]
+    begins = [line.split("[")[0].strip() for line in found]
+    assert begins == ["USER app", "USER root", "RUN", "USER app", "RUN"]
 
 
 def test_values_are_literal() -> None:
