@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule_sdk import AsyncCapsuleClient, CapsuleClient, UnavailableError
+from capsule_sdk import CapsuleClient, UnavailableError
 from capsule_sdk._http import BrokenAnswer, Parser, encode
-from tests.sdk.crooked import Request, crooked_server, hang_up, result
+from tests.sdk.crooked import Request, crooked_server, result
 from tests.sdk.test_rpc import SANDBOX
 from tests.support import free_port
 
@@ -43,12 +43,6 @@ def test_an_answer_without_a_length_goes_to_the_end() -> None:
     assert parser.feed(b"")
     assert parser.answer.body == b"hello"
     assert not parser.reusable
-
-
-def test_an_answer_without_a_body_is_complete_with_its_head() -> None:
-    parser = Parser()
-    assert parser.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
-    assert parser.reusable
 
 
 @pytest.mark.parametrize("data", [COUNTED, CHUNKED])
@@ -94,14 +88,6 @@ def test_calls_share_one_connection() -> None:
         assert len(server.connections) == 1
 
 
-async def test_async_calls_share_one_connection() -> None:
-    with crooked_server(*[result(SANDBOX)] * 5) as server:
-        async with AsyncCapsuleClient(server.url) as client:
-            for _ in range(5):
-                await client.get("x")
-        assert len(server.connections) == 1
-
-
 def answer_and_close(connection: socket.socket, request: Request) -> bool:
     result(SANDBOX)(connection, request)
     return False
@@ -126,18 +112,6 @@ def test_a_connection_the_server_closed_meanwhile_is_not_used() -> None:
         client.get("x")
         server.threads[1].join(5)  # the server has hung up
         assert client.get("x").id == SANDBOX["id"]
-
-
-async def test_an_async_call_that_breaks_is_an_error_of_ours() -> None:
-    with crooked_server(hang_up) as server:
-        async with AsyncCapsuleClient(server.url, retries=0) as client:
-            with pytest.raises(UnavailableError, match="broke"):
-                await client.get("x")
-
-
-def test_an_https_server_is_left_to_httpx() -> None:
-    assert CapsuleClient("https://example.test")._driver._lines is None
-    assert CapsuleClient("http://user:pw@example.test")._driver._lines is None
 
 
 def test_a_password_in_the_address_is_not_shown() -> None:

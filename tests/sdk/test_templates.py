@@ -17,7 +17,6 @@ from capsule_sdk import (
     TooLargeError,
     WrongStateError,
 )
-from tests.support import wait_for
 from tests.support.engine import EngineApi
 from tests.support.images import Images
 from tests.support.servers import RealServer, real_server
@@ -91,23 +90,6 @@ def test_a_build_that_fails_raises_the_step(
     assert caught.value.details["output"] == "said\n"
     with pytest.raises(WrongStateError, match="followed once"):
         build.wait()
-
-
-def test_leaving_the_loop_cancels_the_build(
-    client: CapsuleClient, folder: Path, images: Images, engine: EngineApi, name: str
-) -> None:
-    (folder / "Dockerfile").write_text(f"FROM {images.alpine}\nRUN echo {name}; sleep 600\n")
-    lines = iter(client.templates.build(name, folder))
-    for line in lines:
-        if line == name:
-            break
-    assert running(engine, name) == 1
-    lines.close()
-    wait_for(lambda: running(engine, name) == 0, what="it is cancelled", within=30)
-
-
-def running(engine: EngineApi, mark: str) -> int:
-    return sum(mark in str(each) for each in engine.containers())
 
 
 async def test_the_async_client_does_the_same(
