@@ -42,15 +42,6 @@ def test_a_langgraph_agent_works_in_a_sandbox(seen: Any) -> None:
     }
 
 
-def test_a_sandbox_as_a_langchain_tool(seen: Any) -> None:
-    assert seen["langchain"] == {
-        "name": "bash",
-        "arguments": ["command", "timeout"],
-        "ran": "hello\n[exit code 3]",
-        "without": "not run: there is no session; hint: call create_session() first",
-    }
-
-
 def test_a_sandbox_as_a_backend_of_deepagents(seen: Any) -> None:
     deep = dict(seen["deepagents"])
     written, edited, ran, read, listed, found = deep.pop("told")

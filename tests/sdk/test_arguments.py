@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import decimal
-import fractions
 import math
 import pickle
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from capsule_sdk import Capsule, CapsuleClient, CapsuleError, ExecFailedError, InvalidError
 from tests.sdk.crooked import crooked_server, result
-from tests.sdk.test_rpc import EXEC, SANDBOX
+from tests.sdk.test_rpc import SANDBOX
 
 NO_TIMES = [math.nan, math.inf, True, "5", [], 1j, decimal.Decimal(5), -1, 1e300, 10**400]
 
@@ -83,14 +82,6 @@ def test_arguments_of_a_client() -> None:
         with pytest.raises(InvalidError, match="CAPSULE_API_KEY") as caught:
             CapsuleClient(api_key=f"{key}-x")
         assert key not in str(caught.value)
-
-
-@pytest.mark.parametrize("seconds", [2, 2.0, fractions.Fraction(2)])
-def test_a_time_may_be_any_real_number(seconds: Any) -> None:
-    with crooked_server(result(SANDBOX), result(EXEC | {"reason": "exited"})) as server:
-        CapsuleClient(server.url, api_key="from-a-file\n").get("x").run("pass", timeout=seconds)
-        assert server.requests[0].headers["authorization"] == "Bearer from-a-file"
-        assert server.requests[1].json["params"]["timeout_ms"] == 2000
 
 
 def test_what_the_server_refuses_has_the_callers_name(

@@ -1,16 +1,18 @@
-"""The small HTTP client of unary calls: every shape of answer, and connections that go stale."""
+"""The HTTP client of unary calls: every shape of answer, and stale connections."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule_sdk import CapsuleClient, UnavailableError
+from capsule_sdk import CapsuleClient, UnavailableError, WrongStateError
 from capsule_sdk._http import BrokenAnswer, Parser, encode
 from tests.sdk.crooked import Request, crooked_server, result
 from tests.sdk.test_rpc import SANDBOX
@@ -73,6 +75,23 @@ def test_an_answer_that_breaks_off_is_never_taken_for_whole(data: bytes) -> None
 def test_nonsense_is_an_error(data: bytes) -> None:
     with pytest.raises(BrokenAnswer):
         Parser().feed(data)
+
+
+def test_a_closed_client_is_an_error() -> None:
+    with crooked_server(result(SANDBOX)) as server:
+        with CapsuleClient(server.url) as client:
+            capsule = client.get("abc12345")
+        client.close()
+        calls: list[Callable[[], Any]] = [
+            client.list,
+            lambda: capsule.run("pass"),
+            lambda: list(capsule.stream(["true"])),
+            lambda: list(capsule.read_stream("f")),
+        ]
+        for call in calls:
+            with pytest.raises(WrongStateError, match="closed"):
+                call()
+        assert len(server.requests) == 1
 
 
 def test_a_header_cannot_bring_another_one_along() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import datetime
 import io
 from pathlib import Path
@@ -82,6 +83,8 @@ def test_a_stream_comes_while_the_program_runs(capsule: Capsule) -> None:
     last = next(events)
     assert isinstance(last, Exit)
     assert stream.exit == last
+    with contextlib.closing(iter(capsule.stream(["yes"], timeout=20))) as endless:
+        assert isinstance(next(endless), Output)
 
 
 def test_a_program_goes_on_without_its_reader(capsule: Capsule) -> None:

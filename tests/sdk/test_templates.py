@@ -14,7 +14,6 @@ from capsule_sdk import (
     ConflictError,
     InvalidError,
     NotFoundError,
-    TooLargeError,
     WrongStateError,
 )
 from tests.support.engine import EngineApi
@@ -104,19 +103,3 @@ async def test_the_async_client_does_the_same(
         assert (await client.templates.get(name)).images == again.images
         assert name in [each.name for each in await client.templates.list()]
         await client.templates.delete(name)
-
-
-def test_what_makes_no_sense_is_refused(client: CapsuleClient, folder: Path, name: str) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'arg'"):
-        client.templates.build(name, folder, arg="x")  # type: ignore[call-arg]
-    with pytest.raises(InvalidError, match="name="):
-        client.templates.build("", folder)
-    with pytest.raises(NotFoundError, match="no Missing in"):
-        client.templates.build(name, folder, file="Missing").wait()
-    with pytest.raises(NotFoundError, match="comes with Capsule"):
-        client.templates.build(name).wait()
-    with pytest.raises(InvalidError, match="not a name for an image"):
-        client.templates.build("UPPER", folder).wait()
-    (folder / "big").write_bytes(bytes(2 << 20))
-    with pytest.raises(TooLargeError, match="limit 1048576"):
-        client.templates.build(name, folder).wait()
