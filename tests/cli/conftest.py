@@ -66,7 +66,7 @@ class Cli:
                     stdin.close()
             process = Born(OWN.nursery, pid)
             try:
-                code = process.wait(60)
+                code = process.wait(110)
             finally:
                 process.kill()
             out.seek(0)

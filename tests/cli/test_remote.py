@@ -42,18 +42,6 @@ def test_reset_and_pool(remote: Cli) -> None:
     assert json.loads(remote("pool", "--json").out)["shelves"] == []
 
 
-def test_a_pool_is_shown(remote: Cli) -> None:
-    with real_server(POOL_MIN="1", POOL_TEMPLATES="bash") as server:
-        wait_for(
-            lambda: json.loads(remote("pool", "--url", server.url, "--json").out)["shelves"][0][
-                "ready"
-            ],
-            what="a box is ready",
-        )
-        shown = remote("pool", "--url", server.url).out.splitlines()
-        assert shown[1].split()[:4] == ["bash", "local", "1", "1"]
-
-
 def test_snapshots_and_forks(remote: Cli, tmp_path: Path) -> None:
     id = remote("create", "bash").out.strip()
     remote("exec", id, "sh", "-c", "echo base > f")
@@ -118,10 +106,9 @@ def test_exec_passes_everything_on(remote: Cli, capsule: Capsule) -> None:
 def test_exec_options_come_before_the_id(remote: Cli, capsule: Capsule) -> None:
     done = remote("exec", "--env", "A=1", "--cwd", "/tmp", capsule.id, "sh", "-c", "echo $A $PWD")
     assert done.out == "1 /tmp\n"
-    remote("exec", "--session", "s", capsule.id, "bash", "-c", "export B=2; cd /tmp")
-    assert (
-        remote("exec", "--session", "s", capsule.id, "bash", "-c", "echo $B $PWD").out == "2 /tmp\n"
-    )
+    session = ("exec", "--session", "s", capsule.id, "bash", "-c")
+    remote(*session, "export B=2; cd /tmp")
+    assert remote(*session, "echo $B $PWD").out == "2 /tmp\n"
 
 
 def test_exec_ends_with_the_reason(remote: Cli, capsule: Capsule) -> None:
@@ -214,32 +201,6 @@ def test_a_copy_that_cannot_be_says_why(
     assert message in done.err
 
 
-def test_a_bar_is_shown_at_a_terminal_only(remote: Cli, capsule: Capsule) -> None:
-    (remote.cwd / "big").write_bytes(bytes(60 << 20))
-    command = [*CAPSULE, "cp", "big", f"{capsule.id}:"]
-    with at_terminal(command, remote.env, remote.cwd) as screen:
-        assert screen.finish(20) == 0
-        assert "copied 1 file, 60 MiB" in screen.seen
-        assert "━" in screen.seen
-    done = remote("cp", "big", f"{capsule.id}:again")
-    assert (done.out, done.err) == ("", "")
-
-
-def test_a_name_that_is_not_utf8_is_copied_both_ways(remote: Cli, capsule: Capsule) -> None:
-    odd = os.fsdecode(b"a\xffb")
-    (remote.cwd / odd).write_text("odd")
-    assert remote("cp", odd, f"{capsule.id}:").code == 0
-    assert capsule.read_file(b"a\xffb") == b"odd"
-    (remote.cwd / odd).unlink()
-    assert remote("cp", f"{capsule.id}:{odd}", ".").code == 0
-    assert (remote.cwd / odd).read_text() == "odd"
-    os.mkfifo(remote.cwd / f"{odd}-pipe")
-    (remote.cwd / "d").mkdir()
-    (remote.cwd / f"{odd}-pipe").rename(remote.cwd / "d" / odd)
-    moved = json.loads(remote("cp", "d", f"{capsule.id}:", "--json").out)
-    assert moved["skipped"] == [f"{odd}: neither file, folder nor symlink"]
-
-
 def test_rm_tries_all_and_reports_each_failure(remote: Cli) -> None:
     ids = [remote("create").out.strip() for _ in range(2)]
     done = remote("rm", ids[0], "nosuch1", "nosuch2", ids[1])
@@ -280,9 +241,6 @@ def test_keys_are_sent_and_missed(remote: Cli) -> None:
     ("args", "message"),
     [
         (["--cpus", "nan"], "--cpus nan is not a number"),
-        (["--cpus", "-1"], "--cpus -1.0: expected `float` > 0.0"),
-        (["--memory", "1k"], "--memory 1024 is "),
-        (["--ttl", "0"], "--ttl 0.0 is out of range"),
         (["--ttl", "100d"], "--ttl 8640000.0 is out of range, allowed: 1 to 86400 seconds"),
         (["--idle-timeout", "400d"], "--idle-timeout 34560000.0 is out of range"),
     ],

@@ -24,7 +24,7 @@ from tests.support import wait_for
 from tests.support.servers import CAPSULE
 from tests.support.users import User
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 
 def test_code_is_run_and_its_output_passed_on(cli: Cli) -> None:
@@ -92,9 +92,10 @@ GO = 'package main\nfunc main() { println("42") }'
         # Go compiles its library at the first use.
         pytest.param("go", GO, marks=[pytest.mark.needs("go"), pytest.mark.slow]),
     ],
+    ids=["bash", "node", "go"],
 )
 def test_other_templates(cli: Cli, template: str, code: str) -> None:
-    done = cli("run", "--template", template, "--timeout", "60", code)
+    done = cli("run", "--template", template, "--timeout", "100", code)
     assert (done.code, (done.out + done.err).strip()) == (0, "42")
 
 
@@ -106,24 +107,19 @@ def test_a_language_finds_its_template(cli: Cli) -> None:
 
 
 def test_a_timeout_ends_it_with_124(cli: Cli) -> None:
-    done = cli("run", "--timeout", "500ms", "print('begun', flush=True)\nwhile True: pass")
+    done = cli("run", "--timeout", "3000ms", "print('begun', flush=True)\nwhile True: pass")
     assert (done.code, done.out) == (124, "begun\n")
-    assert done.err == "error: timed out after 0.5 s\nhint: give it more with --timeout 10m\n"
+    assert done.err == "error: timed out after 3 s\nhint: give it more with --timeout 10m\n"
     assert cli.leftovers() == []
 
 
-def test_memory_is_limited(cli: Cli) -> None:
+def test_memory_cpus_and_processes_are_limited(cli: Cli) -> None:
+    assert cli("run", "--cpus", "1", "import os; print(os.cpu_count())").out == "1\n"
+    forks = "import os, signal\ntry:\n  while os.fork(): pass\nexcept OSError: print('no more')"
+    assert "no more" in cli("run", "--processes", "8", forks).out
     done = cli("run", "--memory", "64MiB", "x = bytearray(1 << 30)")
     assert done.code != 0
     assert "out of memory" in done.err or "MemoryError" in done.err
-
-
-def test_cpus_and_processes_are_limited(cli: Cli) -> None:
-    assert cli("run", "--cpus", "1", "import os; print(os.cpu_count())").out == "1\n"
-    code = (
-        "import os\ntry:\n  while True: os.fork() or os.pause()\nexcept OSError: print('no more')"
-    )
-    assert "no more" in cli("run", "--processes", "8", code.replace("os.pause", "signal_pause")).out
 
 
 def test_files_folders_and_variables_are_given(cli: Cli) -> None:
@@ -168,18 +164,6 @@ def test_an_error_has_two_lines(cli: Cli, args: list[str], code: int, message: s
     assert message.lower() in done.err.lower()
     assert done.err.startswith("error: ")
     assert len(done.err.splitlines()) <= 2
-
-
-def test_a_reader_that_leaves_ends_it_quietly(cli: Cli) -> None:
-    command = 'exec 2>err; { "$@"; echo $? > code; } | head -n 1'
-    argv = ["bash", "-c", command, "-", *CAPSULE, "run", "while True: print('y')"]
-    done = subprocess.run(
-        argv, env=cli.env, cwd=cli.cwd, capture_output=True, stdin=subprocess.DEVNULL, timeout=20
-    )
-    assert done.stdout == b"y\n"
-    assert (cli.cwd / "code").read_text() == "141\n"
-    assert (cli.cwd / "err").read_text() == ""
-    assert cli.leftovers() == []
 
 
 def test_a_reader_that_does_not_read_does_not_block_the_end(cli: Cli) -> None:

@@ -39,17 +39,6 @@ def test_a_sandbox_of_its_own_is_deleted_at_the_end(remote: Cli) -> None:
     assert own not in remote("ls", "-q").out.split()
 
 
-def test_the_size_follows_the_window(remote: Cli, capsule: Capsule) -> None:
-    with shell(remote, capsule.id, rows=31, cols=101) as screen:
-        screen.type("stty size\n")
-        screen.wait_for("31 101")
-        screen.resize(25, 66)
-        screen.type("while [ \"$(stty size)\" != '25 66' ]; do :; done; echo re${x}sized\n")
-        screen.wait_for("resized")
-        screen.type("exit\n")
-        assert screen.finish() == 0
-
-
 def test_ctrl_c_job_control_and_unicode(remote: Cli, capsule: Capsule) -> None:
     # The typed line is echoed: only what the program prints has the word in one piece.
     sleeps = "sh -c 'echo as${x}leep; exec sleep 1000'\n"

@@ -14,12 +14,11 @@ import pytest
 
 from capsule_sdk import CapsuleClient, NotFoundError, NotSupportedError
 from tests.cli.conftest import Cli
-from tests.cli.terminal import at_terminal
 from tests.cli.test_commands import image
 from tests.support import wait_for
 from tests.support.engine import EngineApi
 from tests.support.images import Images
-from tests.support.servers import CAPSULE, RealServer
+from tests.support.servers import RealServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -175,12 +174,3 @@ def test_ending_the_command_ends_the_build(
 
 def running(engine: EngineApi, name: str) -> int:
     return sum(name in json.dumps(each) for each in engine.containers())
-
-
-def test_on_a_terminal_steps_stand_out(builder: Cli, images: Images, name: str) -> None:
-    project(builder, name, f"FROM {images.alpine}\nRUN echo said\n")
-    command = [*CAPSULE, "template", "build", f"./{name}"]
-    with at_terminal(command, builder.env, builder.cwd) as screen:
-        screen.finish()
-        assert f"\x1b[1m[1/3] FROM {images.alpine}\x1b[0m" in screen.seen
-        assert f"capsule/{name}:latest" in screen.seen
