@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.cli.terminal import at_terminal
 from tests.support.servers import CAPSULE
 
 pytestmark = pytest.mark.timeout(60)
@@ -124,14 +123,6 @@ def test_doctor_shows_levels_and_fixes(cli: Cli) -> None:
     first, *_ = json.loads(done.out)["providers"]
     assert (first["provider"], first["usable"]) == ("local", done.code == 0)
     assert all(found["ok"] or found["fix"] for found in first["findings"])
-
-
-def test_doctor_fits_the_terminal(cli: Cli) -> None:
-    with at_terminal([*CAPSULE, "doctor"], cli.env, cli.cwd, cols=72) as screen:
-        screen.finish()
-        plain = re.sub(r"\x1b\[[0-9;?]*[a-z]", "", screen.seen)
-        assert all(len(line) <= 72 or "/" in line for line in plain.splitlines())
-        assert "\x1b[32m" in screen.seen
 
 
 def test_templates_are_listed_and_shown(cli: Cli) -> None:

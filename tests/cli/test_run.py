@@ -291,17 +291,6 @@ def test_keys_at_a_terminal_reach_the_program(cli: Cli) -> None:
         assert screen.finish() == 0
 
 
-def test_errors_are_coloured_at_a_terminal_unless_no_color_is_set(cli: Cli) -> None:
-    command = [*CAPSULE, "run", "missing.py"]
-    with at_terminal(command, cli.env, cli.cwd) as screen:
-        assert screen.finish() == 125
-        assert "\x1b[31merror:\x1b[0m no such file" in screen.seen
-    with at_terminal(command, {**cli.env, "NO_COLOR": "1"}, cli.cwd) as screen:
-        assert screen.finish() == 125
-        assert "error: no such file" in screen.seen
-        assert "\x1b[" not in screen.seen
-
-
 def test_it_imports_nothing_of_a_server(cli: Cli) -> None:
     """These would cost every run a tenth of a second."""
     code = (

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, wait_for
-from tests.support.engine import FOLDERS, Engine, EngineApi
+from tests.support.engine import Engine, EngineApi
 from tests.support.images import Images
-from tests.support.supervisor import OWNER
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -70,33 +65,3 @@ def test_nothing_is_left_of_a_daemon_that_was_killed(own_docker: Engine, runsc: 
     own_docker.kill()
     own_docker.stop()
     assert traces(own_docker.folder) == []
-
-
-OWNS = "from tests.support.supervisor import acquire; print(acquire().url, flush=True); input()"
-
-
-def owner_of_an_engine() -> tuple[subprocess.Popen[str], Path]:
-    env = {name: value for name, value in os.environ.items() if name not in (OWNER, "DOCKER_HOST")}
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNS],
-        cwd=ROOT,
-        env=env,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert owner.stdout is not None
-    url = owner.stdout.readline().strip()
-    api = EngineApi(url)
-    assert api.answers()
-    api.close()
-    return owner, Path(url.removeprefix("unix://")).parent
-
-
-def test_an_engine_ends_with_its_owner_however_that_ends(own_docker: Engine) -> None:
-    owner, folder = owner_of_an_engine()
-    if not folder.name.startswith(FOLDERS):
-        pytest.skip("this machine's own Engine is used")
-    owner.kill()
-    owner.communicate()
-    wait_for(lambda: not traces(folder), what="nothing left of the Engine", within=15)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import datetime
 import io
@@ -157,12 +156,6 @@ def test_the_same_key_makes_one_sandbox(client: CapsuleClient) -> None:
         assert client.create("python", idempotency_key="k-1").id == first.id
         with pytest.raises(ConflictError):
             client.create("bash", idempotency_key="k-1")
-
-
-def test_a_client_is_safe_to_share_between_threads(capsule: Capsule) -> None:
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        said = list(pool.map(lambda n: capsule.exec(["echo", str(n)]).stdout, range(24)))
-    assert said == [f"{n}\n" for n in range(24)]
 
 
 def test_pause_and_resume(client: CapsuleClient, capsule: Capsule) -> None:

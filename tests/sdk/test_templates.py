@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from capsule_sdk import (
-    AsyncCapsuleClient,
     CapsuleClient,
     ConflictError,
     InvalidError,
@@ -89,17 +88,3 @@ def test_a_build_that_fails_raises_the_step(
     assert caught.value.details["output"] == "said\n"
     with pytest.raises(WrongStateError, match="followed once"):
         build.wait()
-
-
-async def test_the_async_client_does_the_same(
-    docker_server: RealServer, folder: Path, images: Images, name: str
-) -> None:
-    async with AsyncCapsuleClient(docker_server.url) as client:
-        build = client.templates.build(name, folder)
-        lines = [line async for line in build]
-        assert lines[0] == f"[1/5] FROM {images.alpine}"
-        again = await client.templates.build(name, folder).wait()
-        assert again == build.template
-        assert (await client.templates.get(name)).images == again.images
-        assert name in [each.name for each in await client.templates.list()]
-        await client.templates.delete(name)

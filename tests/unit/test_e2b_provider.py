@@ -18,14 +18,12 @@ from capsule.errors import (
     CapsuleError,
     ForbiddenError,
     InvalidError,
-    NotFoundError,
     NotSupportedError,
     UnavailableError,
 )
 from capsule.model import Limits, SandboxSpec, Template
 from capsule.providers.contract import OutOfReachError
 from capsule.providers.e2b import plan
-from capsule.providers.e2b.cloud import template_error
 from capsule.providers.e2b.errors import LostError, cloud_errors, in_doubt, translated
 from capsule.providers.e2b.keys import Keys
 from capsule.providers.e2b.settings import E2bSettings
@@ -124,9 +122,3 @@ def test_a_key_is_kept_sealed(tmp_path: Path) -> None:
     assert [keys.open(each) for each in nothing] == [None] * 5
     assert keys.seal("") == ""
     assert "e2b_x" not in repr(E2bSettings(tmp_path, tmp_path, tmp_path, api_key="e2b_x"))
-
-
-def test_an_unknown_template_is_not_found() -> None:
-    unknown = e2b.SandboxException("404: template 'x' not found", status_code=404)
-    assert isinstance(template_error("x", unknown), NotFoundError)
-    assert template_error("x", e2b.SandboxException("500: template", status_code=500)) is None

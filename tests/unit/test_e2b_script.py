@@ -65,13 +65,6 @@ def test_what_is_no_step_is_refused(wrong: E2bStep) -> None:
         script("image", [wrong])
 
 
-def test_an_instruction_knows_its_step() -> None:
-    made = script("image", [step("RUN", "true"), step("USER", "root")])
-    numbers = {made.marks.index("1") + 1: "1", made.marks.index("2") + 1: "2", 1: "base"}
-    assert all(made.step(number) == mark for number, mark in numbers.items())
-    assert made.step(len(made.lines) + 1) == "finalize"
-
-
 def test_an_upload_becomes_a_folder_of_the_context(tmp_path: Path) -> None:
     member = tarfile.TarInfo("./dir/file")
     member.size, member.mode = 3, 0o4777

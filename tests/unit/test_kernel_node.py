@@ -119,12 +119,6 @@ def test_a_timer_of_an_earlier_run_can_be_interrupted(
     assert any_node.run("x").text == "7"
 
 
-def test_exit_ends_the_interpreter(any_node: KernelProcess) -> None:
-    any_node.interrupted("console.log('on'); while (true) {}", after="on")
-    any_node.begin("process.exit(5)")
-    assert any_node.wait() == 5
-
-
 def test_an_interrupt_is_for_its_run_and_its_children(node: KernelProcess) -> None:
     waits = "require('child_process').spawn('sleep', ['60']); await new Promise(() => {})"
     node.begin(waits)

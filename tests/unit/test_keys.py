@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from capsule.errors import ConflictError, InvalidError, NotFoundError, UnauthenticatedError
+from capsule.errors import InvalidError, NotFoundError, UnauthenticatedError
 from capsule.service.accounts import AccountFile, NewKey, split
 from capsule.service.caller import Caller, KeyScope
 from capsule.service.keys import Keys
@@ -135,14 +134,3 @@ async def test_a_wrong_tenant_or_scope_is_refused(keys: Keys) -> None:
         with pytest.raises(InvalidError, match=problem):
             await keys.create(tenant=tenant, scopes=scopes)
     assert await keys.list() == []
-
-
-def test_a_newer_file_is_refused(tmp_path: Path) -> None:
-    assert AccountFile(tmp_path / "d").keys() == []
-    assert list(tmp_path.iterdir()) == []  # a look makes no file
-    file = AccountFile(tmp_path)
-    with sqlite3.connect(file.path) as db:
-        db.execute("PRAGMA user_version = 9")
-    db.close()
-    with pytest.raises(ConflictError, match="format 9"):
-        file.keys()

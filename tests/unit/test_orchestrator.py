@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from capsule.errors import ConflictError, InvalidError, NotFoundError, UnavailableError
-from capsule.orchestrator import Lifecycle, UnifiedManager
+from capsule.orchestrator import UnifiedManager
 from tests.support import clean_env
 from tests.support.folders import server_folder
 
@@ -93,15 +93,6 @@ def test_the_same_interface_for_every_provider(manager: UnifiedManager) -> None:
         manager.start_sandbox("other", "Python3", provider="nowhere")
     assert manager.stop_sandbox("mine")["deleted"] is True
     assert manager.get("mine")["state"] == "deleted"
-
-
-def test_an_agent_must_be_known(home: Path) -> None:
-    with Lifecycle(home / "s", home / "r", drain="delete") as lifecycle:
-        with pytest.raises(NotFoundError, match="agent 'nobody'"):
-            lifecycle.start(agent_config={"type": "nobody"})
-        made = lifecycle.start(agent_config={"type": "code_executor", "team": "blue"})
-        about = lifecycle.sandbox_mgr.get(made["session_id"])
-        assert about["metadata"] == {"team": "blue"} and about["environment"] == "python"
 
 
 def test_a_session_outlives_its_manager(home: Path) -> None:

@@ -164,7 +164,7 @@ async def test_a_session_is_closed_before_its_sandbox_ends(
     registry: Registry, tmp_path: Path
 ) -> None:
     no_service = cast(Service, None)
-    config = Config(max_ttl=600.0, data_dir=tmp_path, run_dir=tmp_path)
+    config = Config(max_ttl=600.0, data_dir=tmp_path, run_dir=Path("/run/capsule"))
     plan = await make_plan(Wish(), registry, no_service, config, (), "default")
     assert plan.idle_timeout == 540.0
     with pytest.raises(InvalidError, match="allowed: 1 to 540 seconds"):

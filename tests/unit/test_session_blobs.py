@@ -82,21 +82,6 @@ async def test_a_sweep_removes_what_no_record_has(blobs: Blobs, tmp_path: Path) 
         await blobs.open_file(held.sha256)
 
 
-async def test_adding_and_sweeping_at_once_loses_nothing(blobs: Blobs) -> None:
-    async def add(n: int) -> str:
-        return (await blobs.add_bytes(str(n % 5).encode(), 9)).sha256
-
-    async def sweep() -> None:
-        for _ in range(20):
-            await blobs.sweep(having())
-
-    sweeping = asyncio.create_task(sweep())
-    hashes = await asyncio.gather(*(add(n) for n in range(40)))
-    await sweeping
-    for sha256 in hashes:
-        (await blobs.open_file(sha256)).close()
-
-
 @pytest.mark.parametrize(
     ("name", "mime"),
     [

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from capsule.errors import ConflictError
 from capsule.sessions.execution import Logged
 from capsule.sessions.ledger import Ledger, verify_file
 from capsule.sessions.records import Artifact, Outcome, Phase, Session, Task
@@ -158,19 +157,6 @@ async def test_an_unfinished_run_is_found_after_a_restart(ledger: Ledger, tmp_pa
     await again.aclose()
 
 
-async def test_an_id_belongs_to_a_tenant_until_its_session_is_deleted(ledger: Ledger) -> None:
-    first = session("a", uid="1")
-    await ledger.add(first)
-    await ledger.add(session("a", uid="2", tenant="other"))
-    with pytest.raises(ConflictError, match="session a exists"):
-        await ledger.add(session("a", uid="3"))
-    await ledger.save(replace(first, phase=Phase.DELETED))
-    await ledger.add(session("a", uid="4"))
-    found = await ledger.find("default", "a")
-    assert found is not None and found.uid == "4"
-    assert await ledger.find("third", "a") is None
-
-
 async def test_the_oldest_artifacts_are_removed_first(ledger: Ledger) -> None:
     one = session("a")
     await ledger.add(one)
@@ -204,26 +190,3 @@ async def test_equal_contents_of_a_tenant_count_once(ledger: Ledger, tmp_path: P
     await again.aclose()
     await ledger.expire(2.0)
     assert not +ledger.stored
-
-
-async def test_a_long_log_comes_in_parts(ledger: Ledger) -> None:
-    one = session("a")
-    await ledger.add(one)
-    for _ in range(5):
-        await run(ledger, one, "x" * CAP, out=b"y" * CAP)
-    size = len(str((await whole_log(ledger, one))[0].said))
-    part = await ledger.log(one, after=0, limit=9, most=2 * size)
-    assert 1 <= len(part) < 5
-    assert len(await ledger.log(one, after=0, limit=9, most=1)) == 1
-    assert [each.number for each in await ledger.log(one, after=3, limit=9, most=10**6)] == [4, 5]
-
-
-async def test_unused_sessions_are_found(ledger: Ledger) -> None:
-    one = session("a", idle_timeout=10.0, active=90.0)
-    await ledger.add(one)
-    await ledger.touch(one, 100.0)
-    await ledger.save(replace(one, reason="changed meanwhile"))
-    await ledger.add(session("b", idle_timeout=50.0, active=100.0))
-    await ledger.add(session("c", idle_timeout=10.0, active=100.0, phase=Phase.CLOSED))
-    assert [each.id for each in await ledger.unused(109.0)] == []
-    assert [each.id for each in await ledger.unused(111.0)] == ["a"]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import structlog
 
-from capsule.audit import trail as module
 from capsule.audit.trail import FILE, Trail, verify_file
 from capsule.config import Config
 from capsule.model import ExecId, Exit, Reason, SandboxId
@@ -24,7 +23,7 @@ async def trail(
     folder: Path, *, mode: str = "yes", clock: TurnedClock | None = None
 ) -> AsyncIterator[tuple[Trail, Happenings]]:
     happenings = Happenings()
-    config = Config(data_dir=folder, run_dir=folder, audit=mode)
+    config = Config(data_dir=folder, run_dir=Path("/run/capsule"), audit=mode)
     async with Trail(config, happenings, clock) as made:
         yield made, happenings
 
@@ -120,12 +119,3 @@ async def test_old_entries_are_removed_and_the_chain_stays_whole(tmp_path: Path)
         assert [each["what"] for each in await all_of(made)] == ["new"]
     verdict = verify_file(tmp_path / FILE)
     assert (verdict.entries, verdict.broken) == (1, ())
-
-
-async def test_the_queue_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
-    async with trail(tmp_path) as (made, _):
-        for i in range(6):
-            made.note(f"call {i}", tenant="default")
-    verdict = verify_file(tmp_path / FILE)
-    assert (verdict.entries, verdict.broken) == (3, ())

@@ -70,7 +70,7 @@ async def webhooks(
     folder: Path, happenings: Happenings | None = None, targets: str = "any"
 ) -> AsyncIterator[tuple[Webhooks, Happenings]]:
     folder.mkdir(exist_ok=True)
-    config = Config(data_dir=folder, run_dir=folder, webhook_targets=targets)
+    config = Config(data_dir=folder, run_dir=Path("/run/capsule"), webhook_targets=targets)
     happenings = happenings or Happenings()
     async with Webhooks(config, happenings) as made:
         yield made, happenings
@@ -197,19 +197,19 @@ async def test_a_tenant_gets_events_of_its_own_sandboxes_only(tmp_path: Path) ->
         assert made.list("mine") == []
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("http://127.0.0.1/", "http://[::1]/", "http://10.0.0.1/", "https://169.254.169.254/x"),
-        *("http://192.168.1.1:80/", "http://[::ffff:127.0.0.1]/", "http://100.64.0.1/"),
-        *("ftp://example.org/", "http:///x", "https://user:pass@example.org/", "x", "http://h:0/"),
-        *("http://exa mple.org/", "http://example.org/" + "x" * 3000, "http://[fd00::1]/"),
-    ],
-)
-async def test_a_wrong_address_is_refused(tmp_path: Path, url: str) -> None:
+WRONG = [
+    *("http://127.0.0.1/", "http://[::1]/", "http://10.0.0.1/", "https://169.254.169.254/x"),
+    *("http://192.168.1.1:80/", "http://[::ffff:127.0.0.1]/", "http://100.64.0.1/"),
+    *("ftp://example.org/", "http:///x", "https://user:pass@example.org/", "x", "http://h:0/"),
+    *("http://exa mple.org/", "http://example.org/" + "x" * 3000, "http://[fd00::1]/"),
+]
+
+
+async def test_a_wrong_address_is_refused(tmp_path: Path) -> None:
     async with webhooks(tmp_path, targets="public") as (made, _):
-        with pytest.raises(InvalidError, match="url"):
-            await made.create("default", url)
+        for url in WRONG:
+            with pytest.raises(InvalidError, match="url"):
+                await made.create("default", url)
 
 
 async def test_a_name_is_checked_when_it_is_connected_to(tmp_path: Path) -> None:
@@ -226,18 +226,17 @@ async def test_a_name_is_checked_when_it_is_connected_to(tmp_path: Path) -> None
         assert there.taken == []
 
 
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        *(("8.8.8.8", True), ("2606:4700::1", True), ("0.0.0.0", False), ("224.0.0.1", False)),
-        *(("64:ff9b::a00:1", False), ("2002:7f00:1::", False), ("::", False), ("fe80::1", False)),
-        *(("::7f00:1", False), ("fec0::1", False), ("64:ff9b:1::a00:1", False)),
-        *(("64:ff9b::808:808", True), ("::ffff:0:7f00:1", False)),
-        *(("198.18.0.1", False), ("172.16.0.1", False), ("255.255.255.255", False)),
-    ],
-)
-def test_public_addresses(address: str, public: bool) -> None:
-    assert is_public(ipaddress.ip_address(address)) is public
+PUBLIC = ["8.8.8.8", "2606:4700::1", "64:ff9b::808:808"]
+INNER = [
+    *("0.0.0.0", "224.0.0.1", "64:ff9b::a00:1", "2002:7f00:1::", "::", "fe80::1", "::7f00:1"),
+    *("fec0::1", "64:ff9b:1::a00:1", "::ffff:0:7f00:1", "198.18.0.1", "172.16.0.1"),
+    "255.255.255.255",
+]
+
+
+def test_public_addresses() -> None:
+    found = [each for each in (*PUBLIC, *INNER) if is_public(ipaddress.ip_address(each))]
+    assert found == PUBLIC
 
 
 async def test_slow_receivers_do_not_delay_others(tmp_path: Path) -> None:
@@ -249,27 +248,17 @@ async def test_slow_receivers_do_not_delay_others(tmp_path: Path) -> None:
         slow.answers = [b"silence"] * 500
         for _ in range(hooks.MAX_HOOKS):
             await made.create("full", slow.url)
+        with pytest.raises(CapacityError, match=f"limit {hooks.MAX_HOOKS}"):
+            await made.create("full", slow.url)
+        for wrong in ({"events": ["nothing"]}, {"secret": "short"}):
+            with pytest.raises(InvalidError):
+                await made.create("one", slow.url, **wrong)
         await made.create("one", slow.url)
         await made.create("one", quick.url)
         for tenant in ["full"] * 20 + ["one"] * 20:
             happenings.tell(happened(tenant=tenant))
         await eventually(lambda: len(quick.taken) == 20, what="the quick receiver has all")
         assert len(slow.taken) <= hooks.AT_ONCE_TENANT + hooks.AT_ONCE_EACH
-
-
-async def test_the_number_of_webhooks_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hooks, "MAX_HOOKS", 2)
-    async with webhooks(tmp_path) as (made, _):
-        for _ in range(2):
-            await made.create("default", "https://example.org/")
-        with pytest.raises(CapacityError, match="limit 2"):
-            await made.create("default", "https://example.org/")
-        await made.create("other", "https://example.org/")
-        for wrong in ({"events": ["nothing"]}, {"secret": "short"}):
-            with pytest.raises(InvalidError):
-                await made.create("third", "https://example.org/", **wrong)
 
 
 async def test_settled_deliveries_are_removed_by_age_and_by_number(
