@@ -109,7 +109,7 @@ def test_a_language_finds_its_template(cli: Cli) -> None:
 def test_a_timeout_ends_it_with_124(cli: Cli) -> None:
     done = cli("run", "--timeout", "3000ms", "print('begun', flush=True)\nwhile True: pass")
     assert (done.code, done.out) == (124, "begun\n")
-    assert done.err == "error: timed out after 3 s\nhint: give it more with --timeout 10m\n"
+    assert done.err == "error: timed out after 3.0 s\nhint: give it more with --timeout 10m\n"
     assert cli.leftovers() == []
 
 

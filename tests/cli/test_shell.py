@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from capsule_sdk import Capsule, CapsuleClient
 from tests.cli.conftest import Cli
 from tests.cli.terminal import Screen, at_terminal
-from tests.support.servers import CAPSULE, real_server
+from tests.support.servers import CAPSULE, forked, real_server
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -81,7 +80,7 @@ def test_the_end_of_the_sandbox_is_an_error(remote: Cli, capsule: Capsule) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_it_comes_back_after_the_server_restarted(remote: Cli, number: signal.Signals) -> None:
     with real_server(DRAIN="keep") as server, CapsuleClient(server.url) as client:
@@ -91,10 +90,8 @@ def test_it_comes_back_after_the_server_restarted(remote: Cli, number: signal.Si
             screen.type("COLOUR=blue; echo $((1+1))set\n")
             screen.wait_for("2set")
             server.process.send_signal(number)
-            server.process.wait(15)
-            again = subprocess.Popen(
-                [*CAPSULE, "serve"], env=server.env, stdout=subprocess.DEVNULL, cwd=server.base
-            )
+            server.process.wait(30)
+            again = forked(server.env, server.base)
             try:
                 screen.wait_for("coming back")
                 screen.wait_for("2set", within=20)
@@ -103,8 +100,8 @@ def test_it_comes_back_after_the_server_restarted(remote: Cli, number: signal.Si
                 assert screen.finish() == 0
                 capsule.delete()
             finally:
-                again.terminate()
-                again.wait(15)
+                again.send_signal(signal.SIGTERM)
+                again.wait(30)
 
 
 def test_without_a_terminal_it_says_what_to_use(remote: Cli, capsule: Capsule) -> None:

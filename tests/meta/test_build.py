@@ -44,7 +44,7 @@ def test_the_agent_is_found_or_missed(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_wheel_is_self_contained(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "build", "-q", "--no-isolation", "--wheel", "-o", tmp_path, ROOT],
@@ -83,7 +83,7 @@ def test_setup_says_what_is_missing_where_there_is_no_python(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.needs("musl")
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 def test_the_agent_builds_against_musl_too(tmp_path: Path) -> None:
     target = tmp_path / "capsule-agent"
     built = subprocess.run(

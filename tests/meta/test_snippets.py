@@ -16,7 +16,7 @@ import pytest
 from tests.support import ROOT, clean_env, component_missing, free_port, wait_for
 from tests.support.servers import RealServer
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(150)]
 
 EXAMPLES = {
     "quickstart": "45\nRome\n['data.csv']\n",
@@ -110,7 +110,7 @@ def test_quickstart_serves_as_make_run_does(server: RealServer) -> None:
     argv = [str(ROOT / "quickstart.sh"), "--port", str(port)]
     with subprocess.Popen(argv, env=env, start_new_session=True) as process:
         try:
-            wait_for(lambda: answers(port), what="it serves", within=30)
+            wait_for(lambda: answers(port), what="it serves", within=120)
         finally:
             os.killpg(process.pid, signal.SIGTERM)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from capsule_sdk import Capsule, CapsuleClient, Exit, Output, UnavailableError
 from tests.support import wait_for
-from tests.support.servers import RealServer, real_server, started
+from tests.support.servers import RealServer, forked, real_server
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def test_a_stream_goes_on_after_the_server_was_killed_and_started_again() -> Non
         assert next(events) == Output("stdout", 0, b"begun\n")
         server.process.kill()
         server.process.wait()
-        again = started(server.env, server.base)
+        again = forked(server.env, server.base)
         try:
             wait_for(lambda: answers(client), what="the server answers again", within=30)
             stream.send_input("there\n")
@@ -102,8 +103,8 @@ def test_a_stream_goes_on_after_the_server_was_killed_and_started_again() -> Non
             assert stream.exit is not None and stream.exit.ok
             capsule.delete()
         finally:
-            again.terminate()
-            again.wait(15)
+            again.send_signal(signal.SIGTERM)
+            again.wait(30)
 
 
 def answers(client: CapsuleClient) -> bool:

@@ -122,7 +122,8 @@ async def test_a_start_with_a_mistake_is_refused(
     tmp_path: Path, files: dict[str, str], complaint: str
 ) -> None:
     for name, text in files.items():
-        write(tmp_path, *name.split("/"), text)
+        kind, _, file = name.partition("/")
+        write(tmp_path, kind, file, text)
     with pytest.raises(InvalidError, match=complaint):
         await Registry(tmp_path).open()
     with pytest.raises(InvalidError, match="registry_dir"):

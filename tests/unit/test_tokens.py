@@ -99,14 +99,18 @@ async def test_claims_that_are_refused(more: dict[str, Any], reason: str) -> Non
 
 
 async def test_issuer_audience_and_leeway() -> None:
-    settings = {"jwt_issuer": "https://id", "jwt_audience": "capsule", "jwt_leeway": 30.0}
-    known = await tokens(jwt_secret=SECRET, **settings)
-    right = {"iss": "https://id", "aud": ["capsule", "x"]}
-    for more in ({}, {"exp": time.time() - 10}, {"nbf": time.time() + 10}):  # within the leeway
-        assert (await known.caller(signed(SECRET, "HS256", **right, **more))).tenant == "blue"
-    for more in ({"iss": "https://id"}, {"aud": "capsule"}, {"iss": "https://x", "aud": "capsule"}):
+    known = await tokens(
+        jwt_secret=SECRET, jwt_issuer="https://id", jwt_audience="capsule", jwt_leeway=30.0
+    )
+    right: dict[str, Any] = {"iss": "https://id", "aud": ["capsule", "x"]}
+    for claim, ahead in (("exp", 600), ("exp", -10), ("nbf", 10)):  # within the leeway
+        more: dict[str, Any] = {**right, claim: time.time() + ahead}
+        token = signed(SECRET, "HS256", **more)
+        assert (await known.caller(token)).tenant == "blue"
+    wrong: list[dict[str, Any]] = [{"aud": None}, {"iss": None}, {"iss": "https://x"}]
+    for each in wrong:
         with pytest.raises(UnauthenticatedError):
-            await known.caller(signed(SECRET, "HS256", **more))
+            await known.caller(signed(SECRET, "HS256", **(right | each)))
 
 
 async def test_a_checked_token_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
