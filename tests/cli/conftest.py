@@ -1,4 +1,4 @@
-"""The real command in processes of its own, on pipes and on a terminal."""
+"""The command line in processes of its own, on pipes and on a terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cli:
     def __call__(self, *args: str | Path, input: str | None = None, **env: str) -> Outcome:
         if all(name.startswith("CAPSULE_") for name in env):
             return self._forked(*map(str, args), input=input, env={**self.env, **env})
-        # What Python itself is told is for one that begins.
+        # Variables of Python itself need a new process.
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL} if input is None else {}
         done = subprocess.run(
             [*CAPSULE, *map(str, args)],
@@ -44,7 +44,7 @@ class Cli:
             input=input,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             **options,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
@@ -66,7 +66,7 @@ class Cli:
                     stdin.close()
             process = Born(OWN.nursery, pid)
             try:
-                code = process.wait(20)
+                code = process.wait(110)
             finally:
                 process.kill()
             out.seek(0)
@@ -89,7 +89,7 @@ class Cli:
 
 @pytest.fixture(scope="session")
 def cli_base(agent_binary: Path) -> Iterator[Path]:
-    """Shared by the session: what is made once and reused takes a moment to make."""
+    """Shared by the session: it takes a moment to make what all runs reuse."""
     base = Path(tempfile.mkdtemp(prefix="cc-", dir="/tmp"))
     base.chmod(0o755)
     yield base
@@ -97,10 +97,13 @@ def cli_base(agent_binary: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def cli(cli_base: Path, tmp_path: Path) -> Cli:
+def cli(cli_base: Path, tmp_path: Path) -> Iterator[Cli]:
     """`capsule` without a server, in an empty folder."""
     dirs = {"CAPSULE_DATA_DIR": str(cli_base / "data"), "CAPSULE_RUN_DIR": str(cli_base / "run")}
-    return Cli(clean_env(**dirs), tmp_path)
+    made = Cli(clean_env(**dirs), tmp_path)
+    yield made
+    for name in made.leftovers():  # of a test that failed: the next one looks for its own
+        shutil.rmtree(made.runs / name, ignore_errors=True)
 
 
 @pytest.fixture

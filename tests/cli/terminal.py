@@ -1,4 +1,4 @@
-"""A terminal for a test to sit at: a real pty, with a program on its other end."""
+"""A pty with a program on its other end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Screen:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def wait_for(self, text: str, within: float = 10.0) -> str:
+    def wait_for(self, text: str, within: float = 20.0) -> str:
         """Everything since the last wait, up to and including `text`."""
         deadline = time.monotonic() + within
         while text not in self.seen:
@@ -52,11 +52,11 @@ class Screen:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def cooked(self) -> bool:
-        """Whether the terminal is as it was: it echoes, and waits for whole lines."""
+        """Whether the terminal echoes and waits for whole lines."""
         flags = termios.tcgetattr(self._master)[3]
         return bool(flags & termios.ECHO) and bool(flags & termios.ICANON)
 
-    def finish(self, within: float = 10.0) -> int:
+    def finish(self, within: float = 20.0) -> int:
         """Its exit code; what it still shows is in `seen`."""
         deadline = time.monotonic() + within
         while self.process.poll() is None:

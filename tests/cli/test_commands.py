@@ -1,4 +1,4 @@
-"""What every command has in common, and those without a sandbox: doctor, template, completion."""
+"""What all commands have in common, and doctor, template and completion."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.cli.terminal import at_terminal
 from tests.support.servers import CAPSULE
 
+pytestmark = pytest.mark.timeout(60)
 COMMANDS = (
     "serve", "run", "create", "ls", "exec", "shell", "cp", "rm", "doctor", "version", "completion",
     "template ls", "template show", "template build", "template import", "template export",
@@ -32,11 +33,6 @@ def test_every_command_explains_itself_and_offers_json(cli: Cli, command: str) -
     assert f"capsule {command}" in done.out
     words = " ".join(done.out.split())
     assert ("--url" in words) == ("CAPSULE_URL" in words) == ("CAPSULE_API_KEY" in words)
-
-
-def test_help_lists_every_command(cli: Cli) -> None:
-    said = cli("--help").out
-    assert all(re.search(rf"\b{command.split()[0]}\b", said) for command in COMMANDS)
 
 
 @pytest.mark.parametrize("args", [["nosuch"], ["ls", "--nosuch"], ["template", "nosuch"]])
@@ -59,12 +55,12 @@ def without(cli: Cli, stream: str, *args: str) -> subprocess.CompletedProcess[st
     command = " ".join(map(shlex.quote, [*CAPSULE, *args]))
     return subprocess.run(
         ["sh", "-c", f"exec {command} {stream}&-"],
-        env=cli.env, cwd=cli.cwd, capture_output=True, text=True, timeout=20,
+        env=cli.env, cwd=cli.cwd, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", ["<", ">", "2>"])
-def test_a_closed_stream_is_as_good_as_none(cli: Cli, stream: str) -> None:
+def test_a_closed_stream_is_no_error(cli: Cli, stream: str) -> None:
     done = without(cli, stream, "version")
     assert (done.returncode, done.stderr) == (0, "")
     done = without(cli, stream, "template", "ls")
@@ -98,7 +94,7 @@ def test_a_reader_that_has_left_is_no_error(cli: Cli) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_output_that_cannot_be_written_is_told(cli: Cli) -> None:
+def test_output_that_cannot_be_written_is_an_error(cli: Cli) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [*CAPSULE, "version"], env=cli.env, stdout=full, stderr=subprocess.PIPE, text=True
@@ -106,42 +102,27 @@ def test_output_that_cannot_be_written_is_told(cli: Cli) -> None:
     assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
 
 
-def test_a_bug_is_shown_in_full_and_is_not_the_programs_exit_code(cli: Cli) -> None:
+def test_a_bug_has_a_traceback_and_its_own_exit_code(cli: Cli) -> None:
     broken = "import capsule.cli.run as r; r.run_job = None; from capsule.cli.main import main;"
     command = [CAPSULE[0], "-c", f"{broken} main()", "run", "print(1)"]
-    done = subprocess.run(command, env=cli.env, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, env=cli.env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 125
     assert done.stderr.startswith("Traceback")
 
 
-def test_a_wrong_setting_is_told(cli: Cli) -> None:
-    done = cli("doctor", CAPSULE_PROT="1")
-    assert done.code == 1
-    assert "did you mean" in done.err
-
-
 def test_doctor_shows_levels_and_fixes(cli: Cli) -> None:
+    wrong = cli("doctor", CAPSULE_PROT="1")
+    assert (wrong.code, "did you mean" in wrong.err) == (1, True)
     said = cli("doctor").out
     assert re.search(r"(ok|missing)\s+level namespaces", said)
     assert re.search(r"(ok|missing)\s+level landlock", said)
     assert "\x1b[" not in said
     for line in said.splitlines():
         assert not line.strip().startswith("missing") or line.split(maxsplit=1)[1]
-
-
-def test_doctor_as_json(cli: Cli) -> None:
     done = cli("doctor", "--json")
     first, *_ = json.loads(done.out)["providers"]
     assert (first["provider"], first["usable"]) == ("local", done.code == 0)
     assert all(found["ok"] or found["fix"] for found in first["findings"])
-
-
-def test_doctor_fits_the_terminal(cli: Cli) -> None:
-    with at_terminal([*CAPSULE, "doctor"], cli.env, cli.cwd, cols=72) as screen:
-        screen.finish()
-        plain = re.sub(r"\x1b\[[0-9;?]*[a-z]", "", screen.seen)
-        assert all(len(line) <= 72 or "/" in line for line in plain.splitlines())
-        assert "\x1b[32m" in screen.seen
 
 
 def test_templates_are_listed_and_shown(cli: Cli) -> None:
@@ -156,14 +137,16 @@ def test_templates_are_listed_and_shown(cli: Cli) -> None:
     assert (done.code, done.err.splitlines()[0]) == (1, "error: no such template: nosuch")
 
 
-def image(path: Path, busybox: Path) -> Path:
-    """A root file system with one static program under a few names."""
+def image(path: Path) -> Path:
+    """A root file system with busybox."""
+    busybox = shutil.which("busybox")
+    assert busybox is not None
     with tarfile.open(path, "w") as tar:
         for name in ("bin", "tmp", "etc", "usr", "usr/bin"):
             info = tarfile.TarInfo(name)
             info.type, info.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(info)
-        content = busybox.read_bytes()
+        content = Path(busybox).read_bytes()
         for name in ("bin/busybox", "bin/sh", "bin/echo", "bin/cat"):
             info = tarfile.TarInfo(name)
             info.mode, info.size = 0o755, len(content)
@@ -174,12 +157,12 @@ def image(path: Path, busybox: Path) -> Path:
     return path
 
 
-@pytest.mark.timeout(60)
-def test_an_image_becomes_a_template_and_goes_again(cli: Cli) -> None:
-    busybox = Path("/bin/busybox")
-    if not busybox.exists():
-        pytest.skip("busybox is not installed on this host")
-    archive = image(cli.cwd / "tiny-1.0.tar", busybox)
+@pytest.mark.needs("busybox")
+def test_an_image_becomes_a_template_and_is_removed(cli: Cli) -> None:
+    (cli.cwd / "x.tar").write_bytes(b"not an archive" * 100)
+    wrong = cli("template", "import", "x.tar")
+    assert wrong.code == 1 and len(wrong.err.splitlines()) <= 2
+    archive = image(cli.cwd / "tiny-1.0.tar")
     done = cli("template", "import", archive)
     assert done.code == 0, done.err
     try:
@@ -196,14 +179,6 @@ def test_an_image_becomes_a_template_and_goes_again(cli: Cli) -> None:
         assert cli("template", "rm", "tiny-1.0").code == 0
     assert "tiny-1.0" not in cli("template", "ls").out
     assert cli("template", "rm", "python").code == 1
-
-
-def test_an_archive_that_is_none_is_refused(cli: Cli) -> None:
-    (cli.cwd / "x.tar").write_bytes(b"not an archive" * 100)
-    done = cli("template", "import", "x.tar")
-    assert done.code == 1
-    assert len(done.err.splitlines()) <= 2
-    assert cli("template", "import", "missing.tar").code == 1
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -225,7 +200,7 @@ def test_bash_completes_commands_options_and_values(cli: Cli) -> None:
             '_capsule_completion capsule; printf "%s\\n" "${COMPREPLY[@]}"'
         )
         done = subprocess.run(
-            ["bash", "-c", script], env=cli.env, capture_output=True, text=True, timeout=20
+            ["bash", "-c", script], env=cli.env, capture_output=True, text=True, timeout=60
         )
         return done.stdout.split()
 
@@ -233,8 +208,3 @@ def test_bash_completes_commands_options_and_values(cli: Cli) -> None:
     assert complete("capsule run --tim") == ["--timeout"]
     assert complete("capsule run --template no") == ["node"]
     assert complete("capsule template im") == ["import"]
-
-
-def test_quotas_are_told_as_they_are_given(cli: Cli) -> None:
-    done = cli("tenant", "set", "acme", "--sandboxes", "20", "--memory", "16GiB", "--storage", "0")
-    assert done.out == "sandboxes 20, memory 16 GiB, storage any\n"

@@ -1,4 +1,4 @@
-"""Commands that talk to a server: create, ls, exec, cp, reset, rm, pool."""
+"""Commands for a server: create, ls, exec, cp, reset, rm, pool; and serve."""
 
 from __future__ import annotations
 
@@ -16,21 +16,7 @@ from tests.cli.terminal import at_terminal
 from tests.support import free_port, wait_for
 from tests.support.servers import CAPSULE, real_server
 
-pytestmark = pytest.mark.real
-
-
-def test_a_sandbox_from_its_making_to_its_end(remote: Cli) -> None:
-    made = remote("create", "bash", "--ttl", "5m", "--memory", "64MiB", "--metadata", "team=blue")
-    id = made.out.strip()
-    assert (made.code, made.err) == (0, "")
-    listed = remote("ls").out.splitlines()
-    assert listed[0].split()[:4] == ["ID", "TEMPLATE", "STATE", "AGE"]
-    (row,) = [line.split() for line in listed if line.startswith(id)]
-    assert row[1:3] == ["bash", "running"]
-    assert id in remote("ls", "-q").out.split()
-    assert remote("rm", id).out == f"{id}\n"
-    assert id not in remote("ls", "--quiet").out
-    assert remote("rm", id).code == 1
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
 
 def test_pause_and_resume(remote: Cli) -> None:
@@ -54,18 +40,6 @@ def test_reset_and_pool(remote: Cli) -> None:
     assert remote("reset", id).code == 1
     assert remote("pool").code == 0
     assert json.loads(remote("pool", "--json").out)["shelves"] == []
-
-
-def test_a_pool_is_shown(remote: Cli) -> None:
-    with real_server(POOL_MIN="1", POOL_TEMPLATES="bash") as server:
-        wait_for(
-            lambda: json.loads(remote("pool", "--url", server.url, "--json").out)["shelves"][0][
-                "ready"
-            ],
-            what="a box is ready",
-        )
-        shown = remote("pool", "--url", server.url).out.splitlines()
-        assert shown[1].split()[:4] == ["bash", "local", "1", "1"]
 
 
 def test_snapshots_and_forks(remote: Cli, tmp_path: Path) -> None:
@@ -105,11 +79,20 @@ def test_steps_and_volumes(remote: Cli, as_root: None) -> None:
     assert json.loads(remote("volume", "ls", "--json").out) == {"volumes": []}
 
 
-def test_create_and_ls_as_json(remote: Cli) -> None:
+def test_create_ls_and_rm(remote: Cli) -> None:
+    plain = remote("create", "bash", "--ttl", "5m", "--memory", "64MiB", "--metadata", "team=blue")
+    id = plain.out.strip()
+    listed = remote("ls").out.splitlines()
+    assert listed[0].split()[:4] == ["ID", "TEMPLATE", "STATE", "AGE"]
+    (row,) = [line.split() for line in listed if line.startswith(id)]
+    assert row[1:3] == ["bash", "running"]
+    assert id in remote("ls", "-q").out.split()
+    assert remote("rm", id).out == f"{id}\n"
+    assert remote("rm", id).code == 1
     made = json.loads(remote("create", "python", "--cpus", "0.25", "--json").out)
     assert (made["template"], made["limits"]["cpus"]) == ("python", 0.25)
-    listed = json.loads(remote("ls", "--json").out)["sandboxes"]
-    assert made["id"] in [each["id"] for each in listed]
+    found = json.loads(remote("ls", "--json").out)["sandboxes"]
+    assert made["id"] in [each["id"] for each in found]
     removed = json.loads(remote("rm", made["id"], "--json").out)
     assert removed == {"deleted": [made["id"]], "failed": []}
 
@@ -123,10 +106,9 @@ def test_exec_passes_everything_on(remote: Cli, capsule: Capsule) -> None:
 def test_exec_options_come_before_the_id(remote: Cli, capsule: Capsule) -> None:
     done = remote("exec", "--env", "A=1", "--cwd", "/tmp", capsule.id, "sh", "-c", "echo $A $PWD")
     assert done.out == "1 /tmp\n"
-    remote("exec", "--session", "s", capsule.id, "bash", "-c", "export B=2; cd /tmp")
-    assert (
-        remote("exec", "--session", "s", capsule.id, "bash", "-c", "echo $B $PWD").out == "2 /tmp\n"
-    )
+    session = ("exec", "--session", "s", capsule.id, "bash", "-c")
+    remote(*session, "export B=2; cd /tmp")
+    assert remote(*session, "echo $B $PWD").out == "2 /tmp\n"
 
 
 def test_exec_ends_with_the_reason(remote: Cli, capsule: Capsule) -> None:
@@ -138,23 +120,18 @@ def test_exec_ends_with_the_reason(remote: Cli, capsule: Capsule) -> None:
     assert remote("exec", "nosuchsandbox", "true").code == 125
 
 
-def test_exec_as_json(remote: Cli, capsule: Capsule) -> None:
-    done = remote("exec", "--json", capsule.id, "sh", "-c", "echo hi; exit 2")
-    body = json.loads(done.out)
-    assert done.code == 2
-    assert (body["stdout"], body["exit_code"], body["reason"]) == ("hi\n", 2, "exited")
-
-
 def test_exec_as_json_does_not_wait_for_input_that_never_comes(
     remote: Cli, capsule: Capsule
 ) -> None:
     with remote.popen("exec", "--json", capsule.id, "echo", "hi", stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["stdout"] == "hi\n"
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         assert process.stdin is not None  # open all the time
     done = remote("exec", "--json", capsule.id, "cat", input="typed")
     assert json.loads(done.out)["stdout"] == "typed"
+    body = json.loads(remote("exec", "--json", capsule.id, "sh", "-c", "echo hi; exit 2").out)
+    assert (body["stdout"], body["exit_code"], body["reason"]) == ("hi\n", 2, "exited")
 
 
 def test_a_reader_that_leaves_ends_the_program(remote: Cli, capsule: Capsule) -> None:
@@ -163,18 +140,8 @@ def test_a_reader_that_leaves_ends_the_program(remote: Cli, capsule: Capsule) ->
         assert process.stdout.readline() == "y\n"
         assert [each.cmd for each in capsule.execs() if each.running] == [("yes",)]
         process.stdout.close()
-        assert process.wait(10) == 141
+        assert process.wait(30) == 141
     wait_for(lambda: not any(e.running for e in capsule.execs()), what="the program ended")
-
-
-def test_an_interrupt_of_exec_goes_to_the_program(remote: Cli, capsule: Capsule) -> None:
-    script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.1; done"
-    with remote.popen("exec", capsule.id, "bash", "-c", script) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=10)[0] == "caught\n"
-        assert process.returncode == 9
 
 
 def test_exec_on_a_terminal(remote: Cli, capsule: Capsule) -> None:
@@ -200,6 +167,8 @@ def test_files_are_copied_both_ways(remote: Cli, capsule: Capsule) -> None:
     assert (remote.cwd / "back.txt").read_text() == "1"
     assert remote("cp", f"{capsule.id}:/workspace/two.txt", ".").code == 0
     assert (remote.cwd / "two.txt").read_text() == "1"
+    assert remote("cp", "-", f"{capsule.id}:/workspace/in", input="piped").code == 0
+    assert remote("cp", f"{capsule.id}:/workspace/in", "-").out == "piped"
 
 
 def test_folders_are_copied_both_ways(remote: Cli, capsule: Capsule) -> None:
@@ -212,11 +181,6 @@ def test_folders_are_copied_both_ways(remote: Cli, capsule: Capsule) -> None:
     assert remote("cp", f"{capsule.id}:project", "copy").code == 0
     assert (remote.cwd / "copy/deep/data").read_bytes() == (source / "deep/data").read_bytes()
     assert (remote.cwd / "copy/link").readlink() == Path("deep/data")
-
-
-def test_a_pipe_is_a_file_too(remote: Cli, capsule: Capsule) -> None:
-    assert remote("cp", "-", f"{capsule.id}:/workspace/in", input="piped").code == 0
-    assert remote("cp", f"{capsule.id}:/workspace/in", "-").out == "piped"
 
 
 @pytest.mark.parametrize(
@@ -237,53 +201,7 @@ def test_a_copy_that_cannot_be_says_why(
     assert message in done.err
 
 
-def test_a_local_file_that_cannot_be_written_is_told(remote: Cli, capsule: Capsule) -> None:
-    (remote.cwd / "x").mkdir()
-    (remote.cwd / "x" / "hostname").mkdir()
-    done = remote("cp", f"{capsule.id}:/etc/hostname", "x")
-    assert done.code == 1
-    assert done.err.startswith("error: ")
-    assert len(done.err.splitlines()) == 1
-
-
-def test_a_bar_is_shown_at_a_terminal_only(remote: Cli, capsule: Capsule) -> None:
-    (remote.cwd / "big").write_bytes(bytes(60 << 20))
-    command = [*CAPSULE, "cp", "big", f"{capsule.id}:"]
-    with at_terminal(command, remote.env, remote.cwd) as screen:
-        assert screen.finish(20) == 0
-        assert "copied 1 file, 60 MiB" in screen.seen
-        assert "━" in screen.seen
-    done = remote("cp", "big", f"{capsule.id}:again")
-    assert (done.out, done.err) == ("", "")
-
-
-def test_a_name_that_is_not_utf8_is_copied_both_ways(remote: Cli, capsule: Capsule) -> None:
-    odd = os.fsdecode(b"a\xffb")
-    (remote.cwd / odd).write_text("odd")
-    assert remote("cp", odd, f"{capsule.id}:").code == 0
-    assert capsule.read_file(b"a\xffb") == b"odd"
-    (remote.cwd / odd).unlink()
-    assert remote("cp", f"{capsule.id}:{odd}", ".").code == 0
-    assert (remote.cwd / odd).read_text() == "odd"
-    os.mkfifo(remote.cwd / f"{odd}-pipe")
-    (remote.cwd / "d").mkdir()
-    (remote.cwd / f"{odd}-pipe").rename(remote.cwd / "d" / odd)
-    moved = json.loads(remote("cp", "d", f"{capsule.id}:", "--json").out)
-    assert moved["skipped"] == [f"{odd}: neither file, folder nor symlink"]
-
-
-def test_a_copy_to_stdout_says_nothing_else(remote: Cli, capsule: Capsule) -> None:
-    with at_terminal(
-        [*CAPSULE, "cp", f"{capsule.id}:/etc/hostname", "-"], remote.env, remote.cwd
-    ) as screen:
-        assert screen.finish() == 0
-        assert screen.seen == "capsule\r\n"
-    done = remote("cp", f"{capsule.id}:/etc/hostname", "-", "--json")
-    assert done.code == 1
-    assert "--json" in done.err
-
-
-def test_rm_tries_every_one_and_tells_each_failure(remote: Cli) -> None:
+def test_rm_tries_all_and_reports_each_failure(remote: Cli) -> None:
     ids = [remote("create").out.strip() for _ in range(2)]
     done = remote("rm", ids[0], "nosuch1", "nosuch2", ids[1])
     assert (done.code, done.out.split()) == (1, ids)
@@ -293,7 +211,7 @@ def test_rm_tries_every_one_and_tells_each_failure(remote: Cli) -> None:
     assert failed["failed"][0]["code"] == "not_found"
 
 
-def test_rm_all_needs_to_be_asked_for(remote: Cli) -> None:
+def test_rm_all_is_an_option(remote: Cli) -> None:
     assert remote("rm").code == 2
     with real_server() as server:
         own = Cli({**remote.env, "CAPSULE_URL": server.url}, remote.cwd)
@@ -323,9 +241,6 @@ def test_keys_are_sent_and_missed(remote: Cli) -> None:
     ("args", "message"),
     [
         (["--cpus", "nan"], "--cpus nan is not a number"),
-        (["--cpus", "-1"], "--cpus -1.0: expected `float` > 0.0"),
-        (["--memory", "1k"], "--memory 1024 is "),
-        (["--ttl", "0"], "--ttl 0.0 is out of range"),
         (["--ttl", "100d"], "--ttl 8640000.0 is out of range, allowed: 1 to 86400 seconds"),
         (["--idle-timeout", "400d"], "--idle-timeout 34560000.0 is out of range"),
     ],
@@ -339,7 +254,7 @@ def test_an_option_that_makes_no_sense_is_named(remote: Cli, args: list[str], me
     assert body["error"]["details"]["field"]
 
 
-def test_no_server_is_told_with_what_to_do(remote: Cli) -> None:
+def test_a_server_that_is_not_there(remote: Cli) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = remote("ls", "--url", url)
     assert done.code == 1
@@ -351,7 +266,7 @@ def test_no_server_is_told_with_what_to_do(remote: Cli) -> None:
     assert body["error"]["code"] == "unavailable"
 
 
-def test_serve_says_where_it_is_and_stops_when_told(cli: Cli) -> None:
+def test_serve_prints_its_address_and_stops(cli: Cli) -> None:
     port = free_port()
     env = {**cli.env, "CAPSULE_RUN_DIR": f"{cli.env['CAPSULE_RUN_DIR']}-s"}
     own = Cli({**env, "CAPSULE_DATA_DIR": f"{cli.env['CAPSULE_DATA_DIR']}-s"}, cli.cwd)
@@ -364,19 +279,7 @@ def test_serve_says_where_it_is_and_stops_when_told(cli: Cli) -> None:
         assert "isolation: " in said
         assert own("ls", "--url", f"http://localhost:{port}").code == 0
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
-
-
-def test_serve_as_json_says_it_in_one_line(cli: Cli) -> None:
-    env = {**cli.env, "CAPSULE_RUN_DIR": f"{cli.env['CAPSULE_RUN_DIR']}-j"}
-    own = Cli({**env, "CAPSULE_DATA_DIR": f"{cli.env['CAPSULE_DATA_DIR']}-j"}, cli.cwd)
-    with own.popen("serve", "--port", "0", "--json", stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        body = json.loads(process.stdout.readline())
-        assert own("ls", "--url", body["url"]).code == 0
-        assert body["isolation"]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize(

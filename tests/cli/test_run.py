@@ -24,7 +24,7 @@ from tests.support import wait_for
 from tests.support.servers import CAPSULE
 from tests.support.users import User
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 
 def test_code_is_run_and_its_output_passed_on(cli: Cli) -> None:
@@ -52,24 +52,15 @@ def test_a_script_keeps_its_name_and_gets_its_arguments(cli: Cli) -> None:
     (cli.cwd / "hello.py").write_text("import sys; print(__file__, sys.argv[1:])")
     done = cli("run", "hello.py", "--", "one", "--two", "th ree")
     assert done.out == "/workspace/hello.py ['one', '--two', 'th ree']\n"
-
-
-def test_the_ending_of_a_script_chooses_the_language(cli: Cli) -> None:
     (cli.cwd / "hi.sh").write_text('echo "$1 from ${BASH_VERSION:+bash}"')
     assert cli("run", "hi.sh", "--", "hi").out == "hi from bash\n"
 
 
-def test_a_dash_reads_the_code_from_standard_input(cli: Cli) -> None:
+def test_code_and_input_come_from_pipes(cli: Cli) -> None:
     assert cli("run", "-", input="print(3)").out == "3\n"
-
-
-def test_standard_input_goes_to_the_program(cli: Cli) -> None:
-    done = cli("run", "import sys; print(sys.stdin.read().upper())", input="shout\nlouder")
-    assert done.out == "SHOUT\nLOUDER\n"
-
-
-def test_without_a_pipe_standard_input_is_empty(cli: Cli) -> None:
-    assert cli("run", "import sys; print(repr(sys.stdin.read()))").out == "''\n"
+    code = "import sys; print(repr(sys.stdin.read()))"
+    assert cli("run", code, input="two\nlines").out == "'two\\nlines'\n"
+    assert cli("run", code).out == "''\n"
 
 
 def test_output_is_passed_on_byte_by_byte_and_each_to_its_stream(cli: Cli) -> None:
@@ -78,6 +69,7 @@ def test_output_is_passed_on_byte_by_byte_and_each_to_its_stream(cli: Cli) -> No
         [*CAPSULE, "run", code], env=cli.env, capture_output=True, stdin=subprocess.DEVNULL
     )
     assert (done.stdout, done.stderr) == (bytes(range(256)), b"\xff\n")
+    assert len(cli("run", "for n in range(1500): print('x' * 9999)").out) == 15_000_000
 
 
 def test_output_comes_while_the_program_runs(cli: Cli) -> None:
@@ -89,21 +81,21 @@ def test_output_comes_while_the_program_runs(cli: Cli) -> None:
         assert process.returncode == 0
 
 
-def test_much_output_is_not_cut(cli: Cli) -> None:
-    done = cli("run", "for n in range(1500): print('x' * 9999)")
-    assert len(done.out) == 15_000_000
+GO = 'package main\nfunc main() { println("42") }'
 
 
-@pytest.mark.parametrize("template", ["node", "bash", "go"])
-def test_other_templates(cli: Cli, template: str) -> None:
-    code = {
-        "node": "console.log(6 * 7)",
-        "bash": "echo $((6 * 7))",
-        "go": 'package main\nfunc main() { println("42") }',
-    }[template]
-    done = cli("run", "--template", template, "--timeout", "60", code)
-    if "not installed on this host" in done.err:
-        pytest.skip(f"{template} is not installed on this host")
+@pytest.mark.parametrize(
+    ("template", "code"),
+    [
+        ("bash", "echo $((6 * 7))"),
+        pytest.param("node", "console.log(6 * 7)", marks=pytest.mark.needs("node")),
+        # Go compiles its library at the first use.
+        pytest.param("go", GO, marks=[pytest.mark.needs("go"), pytest.mark.slow]),
+    ],
+    ids=["bash", "node", "go"],
+)
+def test_other_templates(cli: Cli, template: str, code: str) -> None:
+    done = cli("run", "--template", template, "--timeout", "100", code)
     assert (done.code, (done.out + done.err).strip()) == (0, "42")
 
 
@@ -115,27 +107,24 @@ def test_a_language_finds_its_template(cli: Cli) -> None:
 
 
 def test_a_timeout_ends_it_with_124(cli: Cli) -> None:
-    done = cli("run", "--timeout", "500ms", "print('begun', flush=True)\nwhile True: pass")
+    done = cli("run", "--timeout", "3000ms", "print('begun', flush=True)\nwhile True: pass")
     assert (done.code, done.out) == (124, "begun\n")
-    assert done.err == "error: timed out after 0.5 s\nhint: give it more with --timeout 10m\n"
+    assert done.err == "error: timed out after 3.0 s\nhint: give it more with --timeout 10m\n"
     assert cli.leftovers() == []
 
 
-def test_memory_is_limited(cli: Cli) -> None:
+def test_memory_cpus_and_processes_are_limited(cli: Cli) -> None:
+    assert cli("run", "--cpus", "1", "import os; print(os.cpu_count())").out == "1\n"
+    forks = "import os, signal\ntry:\n  while os.fork(): pass\nexcept OSError: print('no more')"
+    assert "no more" in cli("run", "--processes", "8", forks).out
     done = cli("run", "--memory", "64MiB", "x = bytearray(1 << 30)")
     assert done.code != 0
     assert "out of memory" in done.err or "MemoryError" in done.err
 
 
-def test_cpus_and_processes_are_limited(cli: Cli) -> None:
-    assert cli("run", "--cpus", "1", "import os; print(os.cpu_count())").out == "1\n"
-    code = (
-        "import os\ntry:\n  while True: os.fork() or os.pause()\nexcept OSError: print('no more')"
-    )
-    assert "no more" in cli("run", "--processes", "8", code.replace("os.pause", "signal_pause")).out
-
-
-def test_files_and_folders_are_copied_in(cli: Cli) -> None:
+def test_files_folders_and_variables_are_given(cli: Cli) -> None:
+    code = "import os; print(os.environ['A'], 'SECRET' in os.environ)"
+    assert cli("run", "--env", "A=1=2", code, SECRET="x").out == "1=2 False\n"
     (cli.cwd / "data.csv").write_text("a,b\n1,2\n")
     (cli.cwd / "pkg" / "sub").mkdir(parents=True)
     (cli.cwd / "pkg" / "sub" / "mod.py").write_text("VALUE = 42")
@@ -144,17 +133,14 @@ def test_files_and_folders_are_copied_in(cli: Cli) -> None:
     assert done.out == "42 a,b\n1,2\n\n"
 
 
-def test_the_program_sees_only_the_environment_it_was_given(cli: Cli) -> None:
-    code = "import os; print(os.environ['A'], 'SECRET' in os.environ)"
-    assert cli("run", "--env", "A=1=2", code, SECRET="x").out == "1=2 False\n"
-
-
 def test_json_is_one_document(cli: Cli) -> None:
     done = cli("run", "--json", "import sys; print('o'); print('e', file=sys.stderr); sys.exit(3)")
     body = json.loads(done.out)
     assert done.code == 3
     assert (body["stdout"], body["stderr"], body["exit_code"]) == ("o\n", "e\n", 3)
     assert (body["reason"], body["timed_out"]) == ("exited", False)
+    wrong = cli("run", "--json", "--template", "nosuch", "x")
+    assert json.loads(wrong.out)["error"]["code"] == "not_found"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +158,7 @@ def test_json_is_one_document(cli: Cli) -> None:
         (["run", "--timeout", "0", "x"], 125, "error: --timeout 0"),
     ],
 )
-def test_mistakes_are_told_in_two_lines(cli: Cli, args: list[str], code: int, message: str) -> None:
+def test_an_error_has_two_lines(cli: Cli, args: list[str], code: int, message: str) -> None:
     done = cli(*args)
     assert (done.code, done.out) == (code, ""), done.err
     assert message.lower() in done.err.lower()
@@ -180,24 +166,7 @@ def test_mistakes_are_told_in_two_lines(cli: Cli, args: list[str], code: int, me
     assert len(done.err.splitlines()) <= 2
 
 
-def test_a_mistake_with_json_is_a_document_too(cli: Cli) -> None:
-    done = cli("run", "--json", "--template", "nosuch", "x")
-    assert json.loads(done.out)["error"]["code"] == "not_found"
-
-
-def test_a_reader_that_leaves_ends_it_quietly(cli: Cli) -> None:
-    command = 'exec 2>err; { "$@"; echo $? > code; } | head -n 1'
-    argv = ["bash", "-c", command, "-", *CAPSULE, "run", "while True: print('y')"]
-    done = subprocess.run(
-        argv, env=cli.env, cwd=cli.cwd, capture_output=True, stdin=subprocess.DEVNULL, timeout=20
-    )
-    assert done.stdout == b"y\n"
-    assert (cli.cwd / "code").read_text() == "141\n"
-    assert (cli.cwd / "err").read_text() == ""
-    assert cli.leftovers() == []
-
-
-def test_a_reader_that_does_not_read_cannot_hold_it(cli: Cli) -> None:
+def test_a_reader_that_does_not_read_does_not_block_the_end(cli: Cli) -> None:
     with cli.popen("run", "while True: print('y' * 999)") as process:
         assert process.stdout is not None
         pipe = process.stdout.fileno()
@@ -208,7 +177,7 @@ def test_a_reader_that_does_not_read_cannot_hold_it(cli: Cli) -> None:
 
         wait_for(lambda: waiting() > size - select.PIPE_BUF, what="the pipe is full")
         process.terminate()
-        assert process.wait(10) == 143
+        assert process.wait(30) == 143
     assert cli.leftovers() == []
 
 
@@ -225,7 +194,7 @@ def running(mark: str) -> bool:
 
 @contextlib.contextmanager
 def begun(cli: Cli, script: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """A run whose program has said that it runs, and its output."""
+    """A run whose program has printed its first line, and its output."""
     with cli.popen("run", "-l", "bash", f"echo begun; {script}") as process:
         assert process.stdout is not None
         try:
@@ -237,7 +206,7 @@ def begun(cli: Cli, script: str) -> Iterator[tuple[subprocess.Popen[str], IO[str
 
 @contextlib.contextmanager
 def sleeper(cli: Cli, mark: str) -> Iterator[subprocess.Popen[str]]:
-    """A run whose program sleeps under a recognisable name and cannot be asked to end."""
+    """A run whose program sleeps with a recognisable argument and ignores signals."""
     with begun(cli, f"trap '' TERM HUP; sleep {mark}") as (process, _):
         wait_for(lambda: running(mark), what="the program runs")
         yield process
@@ -248,7 +217,7 @@ def test_a_signal_ends_it_and_cleans_up(cli: Cli, number: signal.Signals) -> Non
     mark = f"86400.{os.getpid()}{int(number)}"
     with sleeper(cli, mark) as process:
         process.send_signal(number)
-        assert process.wait(10) == 128 + number
+        assert process.wait(30) == 128 + number
     assert not running(mark)
     assert cli.leftovers() == []
 
@@ -259,7 +228,7 @@ def test_an_interrupt_goes_to_the_program(cli: Cli) -> None:
         assert out.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
         assert out.readline() == "caught\n"
-        assert process.wait(10) == 9
+        assert process.wait(30) == 9
 
 
 def test_a_second_interrupt_kills_a_program_that_ignores_it(cli: Cli) -> None:
@@ -268,12 +237,12 @@ def test_a_second_interrupt_kills_a_program_that_ignores_it(cli: Cli) -> None:
         process.send_signal(signal.SIGINT)
         assert out.readline() == "no\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 137
+        assert process.wait(30) == 137
     assert cli.leftovers() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_impatience_while_it_cleans_up_leaves_nothing(cli: Cli, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_repeated_signals_leave_nothing(cli: Cli, number: signal.Signals) -> None:
     mark = f"86400.{os.getpid()}{int(number)}"
     with begun(cli, f"trap '' INT; sleep {mark}") as (process, _):
         wait_for(lambda: running(mark), what="the program runs")
@@ -285,7 +254,7 @@ def test_impatience_while_it_cleans_up_leaves_nothing(cli: Cli, number: signal.S
     assert cli.leftovers() == []
 
 
-def test_what_a_killed_run_left_is_cleared_by_the_next(cli: Cli) -> None:
+def test_leftovers_of_a_killed_run_are_removed_by_the_next(cli: Cli) -> None:
     mark = f"86400.{os.getpid()}9"
     with sleeper(cli, mark) as process:
         process.kill()
@@ -298,13 +267,6 @@ def test_what_a_killed_run_left_is_cleared_by_the_next(cli: Cli) -> None:
     assert cli.leftovers() == []
 
 
-def test_runs_do_not_disturb_each_other(cli: Cli) -> None:
-    processes = [cli.popen("run", f"print({n})") for n in range(4)]
-    said = [process.communicate(timeout=20)[0] for process in processes]
-    assert said == [f"{n}\n" for n in range(4)]
-    assert cli.leftovers() == []
-
-
 def test_an_ordinary_user_can_run_too(as_user: User) -> None:
     done = as_user.run(*as_user.capsule("run", "print(6 * 7)"), stdin=subprocess.DEVNULL)
     if "allows no isolation level" in done.stderr:
@@ -312,7 +274,7 @@ def test_an_ordinary_user_can_run_too(as_user: User) -> None:
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
-def test_ctrl_c_at_a_terminal_reaches_the_program(cli: Cli) -> None:
+def test_keys_at_a_terminal_reach_the_program(cli: Cli) -> None:
     code = (
         "import time\ntry:\n  print('up'); time.sleep(60)\nexcept KeyboardInterrupt: print('int')"
     )
@@ -321,33 +283,16 @@ def test_ctrl_c_at_a_terminal_reaches_the_program(cli: Cli) -> None:
         screen.type("\x03")
         screen.wait_for("int\r\n")
         assert screen.finish() == 0
-
-
-def test_what_is_typed_reaches_the_program_only_when_asked(cli: Cli) -> None:
     code = "print('got', repr(input('? ')))"
     with at_terminal([*CAPSULE, "run", "-i", code], cli.env, cli.cwd) as screen:
         screen.wait_for("? ")
         screen.type("me\n")
         screen.wait_for("got 'me'")
         assert screen.finish() == 0
-    with at_terminal([*CAPSULE, "run", code], cli.env, cli.cwd) as screen:
-        screen.wait_for("EOFError")
-        assert screen.finish() == 1
 
 
-def test_errors_are_coloured_at_a_terminal_unless_no_color_is_set(cli: Cli) -> None:
-    command = [*CAPSULE, "run", "missing.py"]
-    with at_terminal(command, cli.env, cli.cwd) as screen:
-        assert screen.finish() == 125
-        assert "\x1b[31merror:\x1b[0m no such file" in screen.seen
-    with at_terminal(command, {**cli.env, "NO_COLOR": "1"}, cli.cwd) as screen:
-        assert screen.finish() == 125
-        assert "error: no such file" in screen.seen
-        assert "\x1b[" not in screen.seen
-
-
-def test_nothing_heavy_is_loaded_for_it(cli: Cli) -> None:
-    """What only servers and tables need would cost every run a tenth of a second."""
+def test_it_imports_nothing_of_a_server(cli: Cli) -> None:
+    """These would cost every run a tenth of a second."""
     code = (
         "import sys; from capsule.cli.main import execute; code = execute(['run', 'print(1)']);"
         "heavy = {'fastapi', 'uvicorn', 'starlette', 'pydantic', 'rich', 'httpx', 'typer'};"

@@ -1,12 +1,10 @@
-"""deploy/nginx/*.conf in front of a real server, in a real nginx on loopback: only names, ports and
-the certificate are others."""
+"""deploy/nginx/*.conf in front of a real server, with other names, ports and certificate."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import os
-import shutil
 import signal
 import ssl
 import subprocess
@@ -20,11 +18,11 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from tests.support import component_missing, free_port, wait_for
+from tests.support import ROOT, free_port, wait_for
 from tests.support.ports import APP
 from tests.support.servers import real_server
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.real, pytest.mark.needs("nginx")]
 SHIPPED = ROOT / "deploy" / "nginx" / "capsule.conf"
 KEY = "correct-horse-battery-staple"
 KEYS = {"Authorization": f"Bearer {KEY}"}
@@ -86,9 +84,6 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def nginx(upstream: int, folder: Path, **also: str) -> Iterator[Front]:
-    for program in ("nginx", "openssl"):
-        if shutil.which(program, path=os.environ["PATH"] + ":/usr/sbin") is None:
-            component_missing(f"{program} is not installed")
     cert, key = certificate(folder)
     plain, tls = free_port(), free_port()
     replaced = {
@@ -170,6 +165,9 @@ async def test_a_sandbox_from_create_to_delete_over_tls(front: Front) -> None:
         done = await http.post(f"/v1/sandboxes/{id}/execs", json={"cmd": ["echo", "hello"]})
         assert done.json()["stdout"] == "hello\n"
         assert "max-age" in done.headers["strict-transport-security"]
+        session = (await http.post("/api/sessions", json={"environment": "bash"})).json()
+        assert session["url"] == f"{front.url}/v1/sandboxes/{session['sandbox_id']}"
+        await http.delete(f"/api/sessions/{session['session_id']}")
         assert (await http.delete(f"/v1/sandboxes/{id}")).status_code == 200
         assert (await http.get("/v1/sandboxes/none")).json()["error"]["code"] == "not_found"
     async with httpx.AsyncClient(base_url=front.url, verify=front.trust) as http:
@@ -210,9 +208,7 @@ async def test_a_terminal_over_tls(front: Front) -> None:
         await http.delete(f"/v1/sandboxes/{id}")
 
 
-async def test_a_large_file_goes_up_and_down_whole_and_lies_on_no_disk_between(
-    front: Front,
-) -> None:
+async def test_a_large_file_is_not_stored_by_nginx(front: Front) -> None:
     content = os.urandom(1 << 20) * 24
     async with front.http() as http:
         id = await create(http)
@@ -232,7 +228,7 @@ async def pieces(content: bytes) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.timeout(60)
-async def test_what_listens_in_a_sandbox_has_a_name_of_its_own(front: Front) -> None:
+async def test_a_port_of_a_sandbox_has_its_own_name(front: Front) -> None:
     async with front.http() as http:
         made = await http.post("/v1/sandboxes", json={"ports": "public"})
         id = made.json()["id"]
@@ -263,26 +259,17 @@ async def test_what_listens_in_a_sandbox_has_a_name_of_its_own(front: Front) -> 
         await http.delete(f"/v1/sandboxes/{id}")
 
 
-async def test_the_servers_own_numbers_stay_inside(front: Front) -> None:
+async def test_what_is_refused(front: Front) -> None:
     async with front.http() as http:
         assert (await http.get("/metrics")).status_code == 404
+        large = await http.post("/v1/sandboxes", json={"template": "x" * (20 << 20)})
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "too_large")
+        other = await http.post("/v1/sandboxes", headers={"Origin": "https://evil.example"})
+        assert other.status_code == 403
+        assert "origin not allowed" in other.json()["error"]["message"]
 
 
-async def test_a_body_over_the_limit_is_refused_in_capsules_words(front: Front) -> None:
-    async with front.http() as http:
-        answer = await http.post("/v1/sandboxes", json={"template": "x" * (20 << 20)})
-    assert answer.status_code == 413
-    assert answer.json()["error"]["code"] == "too_large"
-
-
-async def test_a_page_of_another_site_is_refused(front: Front) -> None:
-    async with front.http() as http:
-        answer = await http.post("/v1/sandboxes", headers={"Origin": "https://evil.example"})
-    assert answer.status_code == 403
-    assert "origin not allowed" in answer.json()["error"]["message"]
-
-
-async def test_too_many_requests_of_one_address_are_told_in_capsules_shape(tmp_path: Path) -> None:
+async def test_too_many_requests_of_one_address_are_refused(tmp_path: Path) -> None:
     slow = {"rate=100r/s": "rate=1r/s", "burst=200 nodelay": "burst=1 nodelay"}
     with real_server() as server, nginx(server.port, tmp_path, **slow) as front:
         async with front.http() as http:
@@ -295,7 +282,7 @@ async def test_too_many_requests_of_one_address_are_told_in_capsules_shape(tmp_p
     assert refused.headers["retry-after"] == "1"
 
 
-async def test_rate_limits_see_the_clients_address_and_not_what_it_claims(tmp_path: Path) -> None:
+async def test_rate_limits_count_the_clients_real_address(tmp_path: Path) -> None:
     settings = {"TRUSTED_PROXIES": "127.0.0.1", "RATE_LIMIT_ADDRESS": "3/minute"}
     with real_server(**settings) as server, nginx(server.port, tmp_path) as front:
 
@@ -310,16 +297,6 @@ async def test_rate_limits_see_the_clients_address_and_not_what_it_claims(tmp_pa
         assert await ask("127.0.0.3") == 200
 
 
-async def test_addresses_in_answers_are_those_of_the_front(tmp_path: Path) -> None:
-    settings = {"TRUSTED_PROXIES": "127.0.0.1", "ALLOWED_HOSTS": NAME}
-    with real_server(**settings) as server, nginx(server.port, tmp_path) as front:
-        async with front.http() as http:
-            answer = await http.post("/api/sessions", json={"environment": "bash"})
-            told = answer.json()
-            assert told["url"] == f"{front.url}/v1/sandboxes/{told['sandbox_id']}"
-            await http.delete(f"/api/sessions/{told['session_id']}")
-
-
 async def test_a_server_that_is_down_is_unavailable_at_once(tmp_path: Path) -> None:
     with nginx(free_port(), tmp_path) as front:
         async with front.http() as http:
@@ -327,4 +304,4 @@ async def test_a_server_that_is_down_is_unavailable_at_once(tmp_path: Path) -> N
             answer = await http.get("/v1/sandboxes")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "unavailable"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15

@@ -1,9 +1,8 @@
-"""What an installation gets: an agent that is found, static, and in the wheel."""
+"""What is installed: an agent that is found, static, and in the wheel."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 from capsule import agentbin
 from capsule.errors import NotFoundError
-from tests.support import ROOT, component_missing
+from tests.support import ROOT
 
 
 def is_static(binary: bytes) -> bool:
@@ -30,21 +29,13 @@ def test_the_agent_is_one_static_binary(agent_binary: Path) -> None:
     assert is_static(agent_binary.read_bytes())
 
 
-def test_the_agent_may_be_named_by_the_environment(tmp_path: Path) -> None:
+def test_the_agent_is_found_or_missed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = tmp_path / "agent"
     own.write_text("#!/bin/sh\n")
-    own.chmod(0o755)
-    assert agentbin.find({"CAPSULE_AGENT": str(own)}) == own
-
-
-def test_a_named_agent_that_is_not_executable_is_an_error(tmp_path: Path) -> None:
-    own = tmp_path / "agent"
-    own.write_text("")
     with pytest.raises(NotFoundError, match="not an executable file"):
         agentbin.find({"CAPSULE_AGENT": str(own)})
-
-
-def test_a_missing_agent_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own.chmod(0o755)
+    assert agentbin.find({"CAPSULE_AGENT": str(own)}) == own
     monkeypatch.setattr(agentbin, "PACKAGED", tmp_path / "no")
     monkeypatch.setattr(agentbin, "BUILT", tmp_path / "neither")
     with pytest.raises(NotFoundError) as caught:
@@ -53,7 +44,7 @@ def test_a_missing_agent_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_wheel_is_self_contained(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "build", "-q", "--no-isolation", "--wheel", "-o", tmp_path, ROOT],
@@ -91,31 +82,9 @@ def test_setup_says_what_is_missing_where_there_is_no_python(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
-def test_pins_that_cannot_be_made_change_nothing(tmp_path: Path) -> None:
-    for name in ("scripts/pins", "pyproject.toml", "sdk/python/pyproject.toml"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
-    nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
-    done = subprocess.run(
-        [tmp_path / "scripts/pins"],
-        env={**os.environ, **nowhere, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert "requirements/run.txt cannot be resolved; no file was changed" in done.stderr
-    assert "hint: the index of pip" in done.stderr and "fastapi" in done.stderr
-    for file in (ROOT / "requirements").iterdir():
-        assert (tmp_path / "requirements" / file.name).read_text() == file.read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(90)
+@pytest.mark.needs("musl")
+@pytest.mark.timeout(300)
 def test_the_agent_builds_against_musl_too(tmp_path: Path) -> None:
-    if shutil.which("musl-gcc") is None:
-        component_missing("musl-gcc is not installed")
     target = tmp_path / "capsule-agent"
     built = subprocess.run(
         [sys.executable, ROOT / "agent/build_agent.py", target],

@@ -39,6 +39,7 @@ def generate() -> ModuleType:
     return module
 
 
+@pytest.mark.timeout(60)
 def test_generated_pages_are_current(generate: ModuleType) -> None:
     assert [path.name for path in generate.stale()] == [], "run `make docs`"
 

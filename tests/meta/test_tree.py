@@ -1,4 +1,4 @@
-"""What is committed: no binary, no registry host, no path of somebody's machine."""
+"""What is committed: no binary, no registry host, no path of one machine; small modules."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_pins_are_exact() -> None:
 
 
 def test_modules_stay_small() -> None:
-    """At 500 lines look for the second noun; at 800 it has one."""
+    """A module has one noun; more than 600 lines mean that it has two."""
     modules = [*(ROOT / "src").rglob("*.py"), *(ROOT / "sdk").rglob("*.py")]
     modules = [path for path in modules if path.parent.name != "kernels"]  # run as one file each
     sizes = {path.name: len(path.read_text("utf-8").splitlines()) for path in modules}
-    assert not {name: size for name, size in sizes.items() if size > 500}
+    assert not {name: size for name, size in sizes.items() if size > 600}

@@ -24,7 +24,7 @@ Reply = Callable[[list[BaseMessage]], AIMessage]
 
 
 class ScriptedModel(BaseChatModel):
-    """Says its lines one after the other; each may look at what was said before."""
+    """Gives its replies in order; each may look at the messages before."""
 
     script: list[Reply]
     tools: list[str]
@@ -48,7 +48,7 @@ def calls(name: str, **arguments: Any) -> Reply:
 
 
 def says(prefix: str) -> Reply:
-    """The last thing that a tool told, as the answer."""
+    """The last result of a tool, as the answer."""
     return lambda messages: AIMessage(f"{prefix}{messages[-1].content}")
 
 
@@ -70,21 +70,6 @@ def langgraph(url: str) -> dict[str, Any]:
     told = [m.content for m in state["messages"] if isinstance(m, ToolMessage)]
     asked = ask(ScriptedModel(tools=[], script=[says("you asked: ")]), "hello?", url)
     return {"tools": model.tools, "told": told, "last": state["messages"][-1].content, "ask": asked}
-
-
-def langchain(url: str) -> dict[str, Any]:
-    from langgraph_agent import sandbox_tool
-
-    with SandboxClient(url) as client:
-        tool = sandbox_tool(client)
-        ran = tool.invoke({"command": "echo hello; exit 3"})
-        client.cleanup()
-        return {
-            "name": tool.name,
-            "arguments": sorted(tool.args),
-            "ran": ran,
-            "without": tool.invoke({"command": "true"}),
-        }
 
 
 def deepagents(url: str) -> dict[str, Any]:
@@ -132,7 +117,6 @@ def without_a_model(name: str) -> str:
 def main(url: str) -> dict[str, Any]:
     return {
         "langgraph": langgraph(url),
-        "langchain": langchain(url),
         "deepagents": deepagents(url),
         "without": [without_a_model("langgraph_agent.py"), without_a_model("deep_agent.py")],
     }

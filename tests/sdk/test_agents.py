@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def seen(frameworks: Path, server: RealServer) -> Any:
-    """What scripted_agents.py tells."""
+    """What scripted_agents.py prints."""
     path = os.pathsep.join(str(ROOT / folder) for folder in ("sdk/python/src", "examples"))
     kept = str(frameworks.parents[1] / "bytecode")  # beside the frameworks, not in the clone
     env = clean_env(PYTHONPATH=path, PYTHONPYCACHEPREFIX=kept, LANGSMITH_TRACING="false")
@@ -43,15 +42,6 @@ def test_a_langgraph_agent_works_in_a_sandbox(seen: Any) -> None:
     }
 
 
-def test_a_sandbox_as_a_langchain_tool(seen: Any) -> None:
-    assert seen["langchain"] == {
-        "name": "bash",
-        "arguments": ["command", "timeout"],
-        "ran": "hello\n[exit code 3]",
-        "without": "not run: there is no session; hint: call create_session() first",
-    }
-
-
 def test_a_sandbox_as_a_backend_of_deepagents(seen: Any) -> None:
     deep = dict(seen["deepagents"])
     written, edited, ran, read, listed, found = deep.pop("told")
@@ -70,11 +60,3 @@ def test_a_sandbox_as_a_backend_of_deepagents(seen: Any) -> None:
 
 def test_without_a_model_an_example_says_what_to_set(seen: Any) -> None:
     assert all(said.startswith("set MODEL=PROVIDER:NAME") for said in seen["without"])
-
-
-def test_the_frameworks_are_no_part_of_the_server() -> None:
-    """They are for examples: neither set-up nor server nor SDK pulls them in."""
-    run = (ROOT / "requirements/run.txt").read_text() + (ROOT / "requirements/dev.txt").read_text()
-    assert "langchain" not in run and "langgraph" not in run
-    code = "import capsule_sdk, sys; sys.exit('langchain_core' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,23 +1,19 @@
-"""Contexts as users of the SDK hold them."""
+"""Contexts through the client."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import pickle
 import threading
-from typing import Any
 
 import pytest
 
 from capsule_sdk import (
     AsyncCapsule,
     Capsule,
-    GoneError,
     InvalidError,
     NotFoundError,
     Printed,
-    Result,
     RunEnd,
     RunError,
     RunFailedError,
@@ -28,7 +24,7 @@ from tests.support import eventually, wait_for
 pytestmark = pytest.mark.real
 
 
-def test_variables_live_on(capsule: Capsule) -> None:
+def test_contexts_keep_their_names(capsule: Capsule) -> None:
     with capsule.context() as ctx:
         ctx.run("x = 1")
         assert ctx.run("x + 1").text == "2"
@@ -38,20 +34,25 @@ def test_variables_live_on(capsule: Capsule) -> None:
     with pytest.raises(NotFoundError):
         ctx.run("x")
     ctx.delete()  # once more is no error
-
-
-def test_the_default_context(capsule: Capsule) -> None:
     capsule.run_code("def f(n): return n * 2")
     assert capsule.run_code("f(21)").text == "42"
     assert capsule.run_code("echo $((6 * 7)); false", language="bash").exit_code == 1
     assert [each.id for each in capsule.contexts()] == ["default-python", "default-bash"]
 
 
-def test_where_it_starts(capsule: Capsule) -> None:
+def test_a_timeout_a_death_and_a_restart(capsule: Capsule) -> None:
     with capsule.context("python", cwd="/tmp", env={"A": "b"}, imports=("json",)) as ctx:
+        assert ctx.run("while True: pass", timeout=0.3).status == "timed_out"
         assert ctx.run("import os; os.getcwd(), os.environ['A']").text == "('/tmp', 'b')"
-    with pytest.raises(InvalidError, match=r"^imports=\['nope'\]"):
-        capsule.context(imports=["nope"])
+        dead = ctx.run("os._exit(7)")
+        assert (dead.status, dead.state) == ("died", "dead")
+        with pytest.raises(WrongStateError, match="is dead: its interpreter exited with code 7"):
+            ctx.run("1")
+        assert (ctx.refresh().state, ctx.restart().state) == ("dead", "idle")
+        events = list(ctx.stream("print('out')\n1 / 0"))
+        assert "".join(each.text for each in events if isinstance(each, Printed)) == "out\n"
+        assert isinstance(events[-2], RunError)
+        assert isinstance(events[-1], RunEnd) and events[-1].status == "error"
 
 
 def test_forms_of_a_result(capsule: Capsule) -> None:
@@ -70,7 +71,7 @@ Rich()
     assert done.main.forms == ("text", "png", "json")
 
 
-def test_what_the_code_raised_is_data_until_it_is_checked(capsule: Capsule) -> None:
+def test_an_exception_is_data_until_it_is_checked(capsule: Capsule) -> None:
     done = capsule.run_code("print('before')\n{}['key']")
     assert (done.status, done.ok, done.stdout) == ("error", False, "before\n")
     assert done.error is not None
@@ -82,40 +83,17 @@ def test_what_the_code_raised_is_data_until_it_is_checked(capsule: Capsule) -> N
     assert capsule.run_code("1").check().text == "1"
 
 
-def test_callbacks_hear_it_as_it_comes(capsule: Capsule) -> None:
-    heard: list[object] = []
+def test_callbacks_get_output_and_results(capsule: Capsule) -> None:
+    got: list[object] = []
     done = capsule.run_code(
         "import sys\nprint('a')\ndisplay('b')\nsys.stderr.write('c')\n4",
-        on_stdout=heard.append,
-        on_stderr=heard.append,
-        on_result=lambda result: heard.append((result.text, result.is_main)),
+        on_stdout=got.append,
+        on_stderr=got.append,
+        on_result=lambda result: got.append((result.text, result.is_main)),
     )
-    assert "".join(each for each in heard if isinstance(each, str)).replace("c", "") == "a\n"
-    assert [each for each in heard if isinstance(each, tuple)] == [("'b'", False), ("4", True)]
+    assert "".join(each for each in got if isinstance(each, str)).replace("c", "") == "a\n"
+    assert [each for each in got if isinstance(each, tuple)] == [("'b'", False), ("4", True)]
     assert (done.stdout, done.stderr, done.text, done.status) == ("a\n", "c", "4", "ok")
-
-
-def test_a_run_as_a_stream(capsule: Capsule) -> None:
-    with capsule.context() as ctx:
-        events = list(ctx.stream("print('out')\n1 / 0"))
-        assert "".join(each.text for each in events if isinstance(each, Printed)) == "out\n"
-        assert isinstance(events[-2], RunError)
-        assert isinstance(events[-1], RunEnd)
-        assert events[-1].status == "error"
-        assert any(isinstance(each, Result) for each in ctx.stream("5"))
-
-
-def test_a_timeout_and_a_death(capsule: Capsule) -> None:
-    with capsule.context() as ctx:
-        assert ctx.run("while True: pass", timeout=0.3).status == "timed_out"
-        dead = ctx.run("import os; os._exit(7)")
-        assert (dead.status, dead.state) == ("died", "dead")
-        assert dead.reason == "its interpreter exited with code 7"
-        with pytest.raises(WrongStateError, match="is dead: its interpreter exited with code 7"):
-            ctx.run("1")
-        assert ctx.refresh().state == "dead"
-        assert ctx.restart().state == "idle"
-        assert ctx.run("1").text == "1"
 
 
 def test_interrupt_from_another_thread(capsule: Capsule) -> None:
@@ -136,21 +114,10 @@ def test_arguments_are_named_as_they_were_given(capsule: Capsule) -> None:
         capsule.run_code("1", timeout=-1)
     with pytest.raises(InvalidError, match=r"^code=5"):
         capsule.run_code(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidError, match=r"^imports=\['nope'\]"):
+        capsule.context(imports=["nope"])
     with pytest.raises(NotFoundError, match="has no language 'cobol'"):
         capsule.run_code("1", language="cobol", on_stdout=print)
-
-
-def test_an_option_that_there_is_not_is_refused(capsule: Capsule) -> None:
-    misspelt: Any = {"tiemout": 1}
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tiemout'"):
-        capsule.run_code("1", **misspelt)
-
-
-def test_a_sandbox_that_ends_takes_its_contexts_along(capsule: Capsule) -> None:
-    with capsule.context() as ctx:
-        capsule.delete()
-        with pytest.raises(GoneError):
-            ctx.run("1")
 
 
 async def test_the_async_one_does_the_same(async_capsule: AsyncCapsule) -> None:
@@ -165,10 +132,3 @@ async def test_the_async_one_does_the_same(async_capsule: AsyncCapsule) -> None:
         assert [each.id for each in await async_capsule.contexts()] == [ctx.id]
     assert await async_capsule.contexts() == []
     assert (await async_capsule.run_code("1 + 1", on_result=lambda _: None)).text == "2"
-
-
-@pytest.mark.parametrize("name", ["context", "contexts"])
-def test_what_is_written_twice_takes_the_same_arguments(name: str) -> None:
-    plain = inspect.signature(getattr(Capsule, name)).parameters
-    awaited = inspect.signature(getattr(AsyncCapsule, name)).parameters
-    assert list(plain.values()) == list(awaited.values())

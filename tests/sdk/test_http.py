@@ -1,18 +1,20 @@
-"""The small HTTP client of unary calls: every shape of answer, and connections that go stale."""
+"""The HTTP client of unary calls: every shape of answer, and stale connections."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule_sdk import AsyncCapsuleClient, CapsuleClient, UnavailableError
+from capsule_sdk import CapsuleClient, UnavailableError, WrongStateError
 from capsule_sdk._http import BrokenAnswer, Parser, encode
-from tests.sdk.crooked import Request, crooked_server, hang_up, result
+from tests.sdk.crooked import Request, crooked_server, result
 from tests.sdk.test_rpc import SANDBOX
 from tests.support import free_port
 
@@ -45,12 +47,6 @@ def test_an_answer_without_a_length_goes_to_the_end() -> None:
     assert not parser.reusable
 
 
-def test_an_answer_without_a_body_is_complete_with_its_head() -> None:
-    parser = Parser()
-    assert parser.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
-    assert parser.reusable
-
-
 @pytest.mark.parametrize("data", [COUNTED, CHUNKED])
 def test_an_answer_that_breaks_off_is_never_taken_for_whole(data: bytes) -> None:
     for end in range(len(data) - 1):
@@ -81,6 +77,23 @@ def test_nonsense_is_an_error(data: bytes) -> None:
         Parser().feed(data)
 
 
+def test_a_closed_client_is_an_error() -> None:
+    with crooked_server(result(SANDBOX)) as server:
+        with CapsuleClient(server.url) as client:
+            capsule = client.get("abc12345")
+        client.close()
+        calls: list[Callable[[], Any]] = [
+            client.list,
+            lambda: capsule.run("pass"),
+            lambda: list(capsule.stream(["true"])),
+            lambda: list(capsule.read_stream("f")),
+        ]
+        for call in calls:
+            with pytest.raises(WrongStateError, match="closed"):
+                call()
+        assert len(server.requests) == 1
+
+
 def test_a_header_cannot_bring_another_one_along() -> None:
     with pytest.raises(ValueError, match="line break"):
         encode("GET", "/", {"Authorization": "Bearer x\r\nX-Evil: 1"}, b"")
@@ -91,14 +104,6 @@ def test_calls_share_one_connection() -> None:
         client = CapsuleClient(server.url)
         for _ in range(5):
             client.get("x")
-        assert len(server.connections) == 1
-
-
-async def test_async_calls_share_one_connection() -> None:
-    with crooked_server(*[result(SANDBOX)] * 5) as server:
-        async with AsyncCapsuleClient(server.url) as client:
-            for _ in range(5):
-                await client.get("x")
         assert len(server.connections) == 1
 
 
@@ -126,18 +131,6 @@ def test_a_connection_the_server_closed_meanwhile_is_not_used() -> None:
         client.get("x")
         server.threads[1].join(5)  # the server has hung up
         assert client.get("x").id == SANDBOX["id"]
-
-
-async def test_an_async_call_that_breaks_is_an_error_of_ours() -> None:
-    with crooked_server(hang_up) as server:
-        async with AsyncCapsuleClient(server.url, retries=0) as client:
-            with pytest.raises(UnavailableError, match="broke"):
-                await client.get("x")
-
-
-def test_an_https_server_is_left_to_httpx() -> None:
-    assert CapsuleClient("https://example.test")._driver._lines is None
-    assert CapsuleClient("http://user:pw@example.test")._driver._lines is None
 
 
 def test_a_password_in_the_address_is_not_shown() -> None:

@@ -1,20 +1,19 @@
-"""Streams through bad networks and server restarts: every byte once, the exit as it was."""
+"""Streams through bad networks and restarts of the server: every byte once."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import select
+import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from capsule_sdk import Capsule, CapsuleClient, Exit, Output
+from capsule_sdk import Capsule, CapsuleClient, Exit, Output, UnavailableError
 from tests.support import wait_for
-from tests.support.servers import CAPSULE, RealServer, real_server
+from tests.support.servers import RealServer, forked, real_server
 
 
 @contextlib.contextmanager
@@ -74,54 +73,41 @@ def test_a_stream_that_is_cut_again_and_again_loses_and_repeats_nothing(
         with CapsuleClient(url) as far:
             events = list(far.get(capsule.id).stream(code=PROGRAM))
         assert len(cuts) >= 3
-    heard = {name: [e for e in events if isinstance(e, Output) and e.stream == name]
-             for name in ("stdout", "stderr")}  # fmt: skip
-    for name, pieces in heard.items():
+    for name in ("stdout", "stderr"):
+        pieces = [e for e in events if isinstance(e, Output) and e.stream == name]
         assert "".join(piece.text for piece in pieces) == getattr(expected, name)
         offset = 0
         for piece in pieces:
             assert piece.offset == offset
             offset += len(piece.data)
-    assert isinstance(events[-1], Exit)
-    assert events[-1].ok
-    digest = hashlib.sha256("".join(p.text for p in heard["stdout"]).encode()).hexdigest()
-    assert digest == hashlib.sha256(expected.stdout.encode()).hexdigest()
+    assert isinstance(events[-1], Exit) and events[-1].ok
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_stream_goes_on_after_the_server_was_killed_and_came_back() -> None:
+def test_a_stream_goes_on_after_the_server_was_killed_and_started_again() -> None:
     with real_server(DRAIN="keep") as server, CapsuleClient(server.url) as client:
         capsule = client.create("python")
         script = "echo begun; read line; echo then $line"
         stream = capsule.start(script, stdin_open=True, timeout=50)
         events = iter(stream)
-        first = next(events)
-        assert isinstance(first, Output)
-        assert first.text == "begun\n"
+        assert next(events) == Output("stdout", 0, b"begun\n")
         server.process.kill()
         server.process.wait()
-        again = subprocess.Popen(
-            [*CAPSULE, "serve"], env=server.env, stdout=subprocess.DEVNULL, cwd=server.base
-        )
+        again = forked(server.env, server.base)
         try:
-            wait_for(lambda: _answers(client), what="the server is back", within=15)
+            wait_for(lambda: answers(client), what="the server answers again", within=30)
             stream.send_input("there\n")
             rest = list(events)
             assert "".join(e.text for e in rest if isinstance(e, Output)) == "then there\n"
-            assert stream.exit is not None
-            assert stream.exit.ok
+            assert stream.exit is not None and stream.exit.ok
             capsule.delete()
         finally:
-            again.terminate()
-            again.wait(15)
+            again.send_signal(signal.SIGTERM)
+            again.wait(30)
 
 
-def _answers(client: CapsuleClient) -> bool:
-    from capsule_sdk import UnavailableError
-
-    try:
-        client.list()
-    except UnavailableError:
-        return False
-    return True
+def answers(client: CapsuleClient) -> bool:
+    with contextlib.suppress(UnavailableError):
+        return client.list() is not None
+    return False

@@ -1,15 +1,14 @@
-"""The snippet that this SDK was promised with, word for word."""
+"""The snippets of the SDK's README run."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from tests.support import ROOT
-from tests.support.engine import EngineApi
-from tests.support.images import Images
-from tests.support.servers import RealServer, real_server
+from tests.support.servers import RealServer
 
 SNIPPET = """\
 from capsule_sdk import CapsuleClient
@@ -29,27 +28,12 @@ with client.create("python") as capsule:
 
 
 def test_the_snippet_works(server: RealServer, capsys: pytest.CaptureFixture[str]) -> None:
-    it_works(server, capsys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["runc", "runsc"])
-def test_the_snippet_works_in_containers(
-    runtime: str, engine: EngineApi, images: Images, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = {"PROVIDER": "docker", "DOCKER_HOST": engine.url, "DOCKER_IMAGE": images.python}
-    with real_server(**settings, DOCKER_RUNTIME=runtime) as server:
-        it_works(server, capsys)
-
-
-def it_works(server: RealServer, capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(SNIPPET.replace("http://localhost:8080", server.url), names)
     assert capsys.readouterr().out == "45\n\n"
     assert names["content"] == "print('hello')"
-    assert [file.name for file in names["files"]] == ["app.py"]  # type: ignore[attr-defined]
-    client, capsule = names["client"], names["capsule"]
-    assert capsule.id not in [each.id for each in client.list()]  # type: ignore[attr-defined]
+    assert [file.name for file in names["files"]] == ["app.py"]
+    assert names["capsule"].id not in [each.id for each in names["client"].list()]
 
 
 def test_the_readme_has_it_and_its_other_snippets_run(

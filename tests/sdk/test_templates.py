@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 from capsule_sdk import (
-    AsyncCapsuleClient,
     CapsuleClient,
     ConflictError,
     InvalidError,
     NotFoundError,
-    TooLargeError,
     WrongStateError,
 )
-from tests.support import wait_for
 from tests.support.engine import EngineApi
 from tests.support.images import Images
 from tests.support.servers import RealServer, real_server
@@ -91,50 +88,3 @@ def test_a_build_that_fails_raises_the_step(
     assert caught.value.details["output"] == "said\n"
     with pytest.raises(WrongStateError, match="followed once"):
         build.wait()
-
-
-def test_leaving_the_loop_cancels_the_build(
-    client: CapsuleClient, folder: Path, images: Images, engine: EngineApi, name: str
-) -> None:
-    (folder / "Dockerfile").write_text(f"FROM {images.alpine}\nRUN echo {name}; sleep 600\n")
-    lines = iter(client.templates.build(name, folder))
-    for line in lines:
-        if line == name:
-            break
-    assert running(engine, name) == 1
-    lines.close()
-    wait_for(lambda: running(engine, name) == 0, what="it is cancelled", within=30)
-
-
-def running(engine: EngineApi, mark: str) -> int:
-    return sum(mark in str(each) for each in engine.containers())
-
-
-async def test_the_async_client_does_the_same(
-    docker_server: RealServer, folder: Path, images: Images, name: str
-) -> None:
-    async with AsyncCapsuleClient(docker_server.url) as client:
-        build = client.templates.build(name, folder)
-        lines = [line async for line in build]
-        assert lines[0] == f"[1/5] FROM {images.alpine}"
-        again = await client.templates.build(name, folder).wait()
-        assert again == build.template
-        assert (await client.templates.get(name)).images == again.images
-        assert name in [each.name for each in await client.templates.list()]
-        await client.templates.delete(name)
-
-
-def test_what_makes_no_sense_is_refused(client: CapsuleClient, folder: Path, name: str) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'arg'"):
-        client.templates.build(name, folder, arg="x")  # type: ignore[call-arg]
-    with pytest.raises(InvalidError, match="name="):
-        client.templates.build("", folder)
-    with pytest.raises(NotFoundError, match="no Missing in"):
-        client.templates.build(name, folder, file="Missing").wait()
-    with pytest.raises(NotFoundError, match="comes with Capsule"):
-        client.templates.build(name).wait()
-    with pytest.raises(InvalidError, match="not a name for an image"):
-        client.templates.build("UPPER", folder).wait()
-    (folder / "big").write_bytes(bytes(2 << 20))
-    with pytest.raises(TooLargeError, match="limit 1048576"):
-        client.templates.build(name, folder).wait()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import IO, Any, Self
@@ -33,21 +34,27 @@ OPTIONS = {
 SOURCES = {"python": "python.py", "node": "node.js", "bash": "bash.sh"}
 
 
-@cache
-def pythons() -> tuple[str, ...]:
-    """Every Python from 3.8 on that is installed beside the one that runs the tests."""
-    homes = sorted(Path(sys.base_prefix).parent.glob("3.*/bin/python3"))
-    able = [str(home) for home in homes if int(home.parts[-3].split(".")[1]) >= 8]
-    return ("python3", *able)
+def versions(program: str, others: Iterable[Path]) -> list[ParameterSet]:
+    """The one of this machine; the oldest and newest of others, which are slow."""
+    found = sorted(others, key=lambda path: [int(n) for n in re.findall(r"\d+", path.parts[-3])])
+    return [
+        pytest.param(program, id=program),
+        *(
+            pytest.param(str(each), id=each.parts[-3], marks=pytest.mark.slow)
+            for each in dict.fromkeys((*found[:1], *found[-1:]))
+        ),
+    ]
+
+
+def pythons() -> list[ParameterSet]:
+    """Python from 3.8 on, as installed beside the one that runs the tests."""
+    beside = Path(sys.base_prefix).parent.glob("3.*/bin/python3")
+    return versions("python3", [p for p in beside if int(p.parts[-3].split(".")[1]) >= 8])
 
 
 def nodes() -> list[ParameterSet]:
-    """The Node of this machine, and those that scripts/test-machine has unpacked."""
-    others = sorted(CACHE.glob("node/*/bin/node"))
-    return [
-        pytest.param("node", id="node"),
-        *(pytest.param(str(each), id=each.parts[-3], marks=pytest.mark.slow) for each in others),
-    ]
+    """Node, with the versions that scripts/test-machine has unpacked."""
+    return versions("node", CACHE.glob("node/*/bin/node"))
 
 
 @dataclass

@@ -1,16 +1,12 @@
-"""The benchmark's judgement: no miss is hidden, and a slow machine is not a slow Capsule."""
+"""The benchmark hides no missed target, and takes the speed of the machine into account."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from pathlib import Path
-from xml.etree import ElementTree
 
-import pytest
-
-from bench import endure, page, plots, report, targets
+from bench import endure, page, report, targets
 from bench.scaling import IN_ANY, OPERATIONS, growth
 from bench.stats import Measure
 
@@ -29,39 +25,24 @@ def judged(all_of: list[Measure]) -> targets.Judged:
     return next(j for j in targets.judge(all_of) if j.what == "create, no pool")
 
 
-def test_a_time_that_holds_only_at_this_speed_is_missed_and_held() -> None:
-    told = judged(measures(12.0, slower=2.0))
-    assert told.written == "MISSED (≤ 8)"
-    assert told.here == "met (≤ 16)"
-    assert told.holds
-
-
-def test_every_table_shows_the_miss() -> None:
+def test_a_time_that_is_met_only_at_this_machines_speed_is_shown_as_missed() -> None:
     some = measures(12.0, slower=2.0)
-    assert "MISSED (≤ 8)" in report.verdicts(some)
-    assert "MISSED (≤ 8)" in page.numbers(some, 0.0)
-
-
-def test_a_fast_machine_makes_no_target_stricter() -> None:
-    assert targets.factor(measures(1.0, slower=0.5)) == 1.0
-
-
-def test_the_factor_is_the_geometric_mean() -> None:
-    raw = measures(1.0)
-    raw[0].samples = [raw[0].samples[0] * 8]
-    assert targets.factor(raw) == pytest.approx(2.0)
+    found = judged(some)
+    assert (found.written, found.here, found.holds) == ("MISSED (≤ 8)", "met (≤ 16)", True)
+    for table in (report.verdicts(some), page.numbers(some, 0.0)):
+        assert "MISSED (≤ 8)" in table
 
 
 def test_a_missed_ratio_is_a_miss() -> None:
-    told = judged(measures(1.0, docker=10.0))
-    assert "MISSED (≥ 20×)" in told.beside
-    assert not told.holds
+    found = judged(measures(1.0, docker=10.0))
+    assert "MISSED (≥ 20×)" in found.beside
+    assert not found.holds
 
 
 def test_what_was_not_measured_does_not_hold() -> None:
-    told = judged([Measure(*CREATE, missing="why")])
-    assert told.measured == targets.NOT_MEASURED
-    assert not told.holds
+    found = judged([Measure(*CREATE, missing="why")])
+    assert found.measured == targets.NOT_MEASURED
+    assert not found.holds
 
 
 def test_fewer_sandboxes_than_the_target_are_met_only_when_they_were_tried() -> None:
@@ -73,34 +54,6 @@ def test_fewer_sandboxes_than_the_target_are_met_only_when_they_were_tried() -> 
     assert alive(200, 200) == "more not tried"
     assert alive(200, 150) == "MISSED (≥ 1,000)"
     assert alive(1000, 1000) == "met (≥ 1,000)"
-
-
-def test_plots_are_drawn_from_few_samples(tmp_path: Path) -> None:
-    some = measures(12.0)
-    some[-1].samples = [1.0, 2.0, 4.0]
-    some += [Measure(f"Capsule: {n}", "growth", series="s", at=n, samples=[n]) for n in (1.0, 9.0)]
-    some.append(Measure("Capsule: creates", "rate", unit="1/s", samples=[3.0, 4.0]))
-    for draw in (plots.medians, plots.distributions, plots.scaling):
-        path = tmp_path / f"{draw.__name__}.svg"
-        draw(path, some)
-        assert ElementTree.parse(path).getroot().tag.endswith("svg")
-
-
-def test_a_long_name_fits_beside_its_bar(tmp_path: Path) -> None:
-    name = "Capsule SDK: exec that changes a file, with a step, one of 10,000 files"
-    plots.medians(tmp_path / "plot.svg", [Measure(name, "steps", samples=[1.0])])
-    texts = (
-        ElementTree.parse(tmp_path / "plot.svg").getroot().iter("{http://www.w3.org/2000/svg}text")
-    )
-    (label,) = [each for each in texts if each.text == name]
-    assert float(label.attrib["x"]) > 6 * len(name)
-
-
-def test_the_log_of_a_database_is_no_growth_of_the_disk(tmp_path: Path) -> None:
-    for name, kib in (("capsule.db", 8), ("capsule.db-wal", 64)):
-        (tmp_path / name).write_bytes(b"x" * (kib << 10))
-    assert endure.disk_kib(tmp_path) == 8
-    assert endure.disk_kib(tmp_path, log=True) == 64
 
 
 def test_only_processes_of_this_server_are_its_boxes() -> None:
@@ -136,11 +89,3 @@ def test_growth_is_what_many_take_against_few() -> None:
     assert [round(each.p50, 2) for each in grown] == [1.55] * 4
     judged = [j for j in targets.judge(grown) if j.what.startswith("growth of")]
     assert [(j.written, j.holds) for j in judged] == [("MISSED (≤ 1.5)", False)] * 3
-
-
-def test_a_row_is_judged_at_the_machines_speed() -> None:
-    row = Measure("Capsule SDK: exec `true`", "exec", target=2.5, samples=[3.0])
-    assert report.verdict(row) == "MISSED (2.5)"
-    assert report.verdict(row, 1.5) == "met (2.5 × 1.50)"
-    alive = Measure("alive", "scale", unit="count", target=1000, samples=[900])
-    assert report.verdict(alive, 1.5) == "MISSED (1000)"

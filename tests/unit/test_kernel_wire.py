@@ -16,12 +16,10 @@ from capsule.service.kernel_wire import (
     Dropped,
     Ended,
     Raised,
-    Ready,
     Said,
     Shown,
     Splitter,
     understand,
-    words,
 )
 
 NONCE = "0123456789abcdef"
@@ -52,11 +50,6 @@ def split(*pieces: bytes) -> list[Said]:
         else:
             whole.append(each)
     return whole
-
-
-def test_output_and_messages_keep_their_order() -> None:
-    data = b"a" + message({"k": "end", "run": 1, "status": "ok"}) + b"b\0c"
-    assert split(data) == [b"a", Ended(1, "ok"), b"b\0c"]
 
 
 def test_a_message_of_many_chunks_with_output_in_between() -> None:
@@ -105,12 +98,6 @@ def test_no_input_raises(pieces: list[bytes], size: int) -> None:
     assert list(splitter.feed(b"plain")) == [b"plain"]
 
 
-def test_a_marker_without_a_head_is_output() -> None:
-    assert split(MARKER + b"Z0000") == [MARKER + b"Z0000"]
-    assert split(MARKER + b"S0xyz") == [MARKER + b"S0xyz"]
-    assert split(MARKER + b"Sffff") == [MARKER + b"Sffff"]
-
-
 def test_what_is_no_message_is_dropped() -> None:
     for bad in (b"{", b"[]", b'{"k":"none"}', b'{"k":"end"}', b'{"k":"end","run":"x"}', b"\xff"):
         assert split(chunk("S", bad)) == [Dropped()]
@@ -124,11 +111,6 @@ def test_a_message_that_is_too_large_is_dropped_and_not_kept() -> None:
         assert list(splitter.feed(chunk("M", piece))) == []
     assert sum(map(len, splitter._parts)) <= MAX_PAYLOAD
     assert list(splitter.feed(chunk("E", b"") + b"on")) == [Dropped(), b"on"]
-
-
-def test_a_message_that_was_never_finished_is_dropped() -> None:
-    end = {"k": "end", "run": 2, "status": "ok"}
-    assert split(chunk("B", b'{"k":'), message(end)) == [Dropped(), Ended(2, "ok")]
 
 
 def test_a_gap_drops_what_was_cut() -> None:
@@ -148,10 +130,3 @@ def test_json_forms_have_a_size_and_a_depth() -> None:
     assert shown(b"[" * 100_000 + b"]" * 100_000) == Dropped()
     assert shown(b'"' + b"x" * MAX_JSON + b'"') == Dropped()
     assert shown(b"NaN") == Dropped()
-
-
-def test_the_words_of_a_kernel_are_words() -> None:
-    ready = understand(b'{"k":"ready","version":"3.8.0","failed":{"a":"b"}}')
-    assert isinstance(ready, Ready)
-    assert words(ready.failed) == {"a": "b"}
-    assert understand(b'{"k":"ready","failed":{"a":1}}') == Dropped()

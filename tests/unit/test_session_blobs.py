@@ -1,4 +1,4 @@
-"""Contents by their hash: there once, whole or not at all, gone when nobody has them."""
+"""Contents of artifacts, stored by hash: once, complete, and as long as a record has them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import pytest
 from capsule.errors import NotFoundError, TooLargeError
 from capsule.model import FileStat
 from capsule.service import Files
-from capsule.service.kernel_wire import Shown
 from capsule.sessions.blobs import Blobs, Recorded
-from capsule.sessions.harvest import Harvest, carried, mime_of
+from capsule.sessions.harvest import Harvest, mime_of
 from capsule.sessions.records import Phase, Session
 from capsule.sessions.retention import Item, giving_way
 
@@ -49,7 +48,7 @@ async def test_the_same_content_is_there_once(blobs: Blobs, tmp_path: Path) -> N
         assert file.read() == b"hello"
 
 
-async def test_what_is_too_large_or_breaks_off_leaves_nothing(blobs: Blobs, tmp_path: Path) -> None:
+async def test_an_incomplete_content_leaves_nothing(blobs: Blobs, tmp_path: Path) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"half"
         raise NotFoundError("gone")
@@ -59,10 +58,12 @@ async def test_what_is_too_large_or_breaks_off_leaves_nothing(blobs: Blobs, tmp_
     with pytest.raises(NotFoundError):
         await blobs.add(broken(), 100)
     assert files(tmp_path) == []
+    (tmp_path / "artifacts" / ".new-abc").write_text("of a server that was killed")
+    await Blobs(tmp_path / "artifacts").open()
+    assert files(tmp_path) == []
 
 
 def having(*hashes: str) -> Recorded:
-    """Records that have these."""
 
     async def recorded(asked: list[str]) -> set[str]:
         return set(asked) & set(hashes)
@@ -70,9 +71,7 @@ def having(*hashes: str) -> Recorded:
     return recorded
 
 
-async def test_what_nobody_has_goes_and_what_was_just_added_stays(
-    blobs: Blobs, tmp_path: Path
-) -> None:
+async def test_a_sweep_removes_what_no_record_has(blobs: Blobs, tmp_path: Path) -> None:
     kept, held, gone = [await blobs.add_bytes(text, 9) for text in (b"a", b"b", b"c")]
     blobs.release([kept.sha256, gone.sha256])
     assert await blobs.sweep(having(kept.sha256)) == 1
@@ -81,40 +80,6 @@ async def test_what_nobody_has_goes_and_what_was_just_added_stays(
     assert await blobs.sweep(having(kept.sha256)) == 1
     with pytest.raises(NotFoundError, match="is gone"):
         await blobs.open_file(held.sha256)
-
-
-async def test_adding_and_sweeping_at_once_loses_nothing(blobs: Blobs) -> None:
-    async def add(n: int) -> str:
-        return (await blobs.add_bytes(str(n % 5).encode(), 9)).sha256
-
-    async def sweep() -> None:
-        for _ in range(20):
-            await blobs.sweep(having())
-
-    sweeping = asyncio.create_task(sweep())
-    hashes = await asyncio.gather(*(add(n) for n in range(40)))
-    await sweeping
-    for sha256 in hashes:
-        (await blobs.open_file(sha256)).close()
-
-
-async def test_what_a_killed_server_began_is_cleared_away(tmp_path: Path) -> None:
-    (tmp_path / ".new-abc").write_text("half")
-    await Blobs(tmp_path).open()
-    assert files(tmp_path) == []
-
-
-def test_forms_of_results_that_are_files() -> None:
-    results = [
-        Shown(png="aGk=", text="x"),
-        Shown(svg="<svg/>"),
-        Shown(png="%%%"),
-        Shown(jpeg="!", pdf="aGk="),
-    ]
-    found = list(carried(results, 3))
-    assert ("result-4.png", "image/png", b"hi") in found
-    assert ("result-5.svg", "image/svg+xml", b"<svg/>") in found
-    assert [data for name, _, data in found if name.endswith("pdf")] == [b"hi"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +98,7 @@ def test_types_come_from_the_ending_alone(name: str, mime: str) -> None:
 
 
 class Growing:
-    """Files that a program makes larger between being listed and being read."""
+    """Files that grow between the listing and the read."""
 
     async def list(self, path: str, *, recursive: bool, limit: int) -> SimpleNamespace:
         entries = [FileStat(f"f{n}", f"f{n}", "file", 1, 0o644, 1.0, 1000, 1000) for n in range(9)]
@@ -145,13 +110,13 @@ class Growing:
 
 
 class Budget:
-    """What a tenant may store, and what is expected of it."""
+    """The quota of a tenant, and what is reserved of it."""
 
-    def __init__(self, most: int | None) -> None:
+    def __init__(self, most: int) -> None:
         self.most, self.expected = most, 0
 
-    def left(self, tenant: str) -> int | None:
-        return None if self.most is None else self.most - self.expected
+    def left(self, tenant: str) -> int:
+        return self.most - self.expected
 
     def expect(self, tenant: str, size: int) -> None:
         self.expected += size
@@ -160,11 +125,11 @@ class Budget:
         self.expected -= size
 
 
-async def test_files_that_grow_stay_within_their_tenants_quota(blobs: Blobs) -> None:
+async def test_growing_files_stay_within_the_quota(blobs: Blobs) -> None:
     session = Session("u", "s", Phase.OPEN, "bash", "bash", 0.0, 0.0, 0.0)
     budget = Budget(5_000)
     harvest = Harvest(blobs, budget, most=100_000, most_together=8_000)
-    await asyncio.to_thread(mimetypes.init)  # as sessions do when they open
+    await asyncio.to_thread(mimetypes.init)
     found = await harvest.gather(session, cast(Files, Growing()), (), [], 0.0)
     assert [each.size for each in found.artifacts] == [2_300] * 2
     assert budget.expected == 4_600, "until they are recorded"
@@ -172,16 +137,7 @@ async def test_files_that_grow_stay_within_their_tenants_quota(blobs: Blobs) -> 
     assert budget.expected == 0
 
 
-async def test_files_that_grow_have_no_more_room(blobs: Blobs) -> None:
-    await asyncio.to_thread(mimetypes.init)  # as sessions do when they open
-    session = Session("u", "s", Phase.OPEN, "bash", "bash", 0.0, 0.0, 0.0)
-    harvest = Harvest(blobs, Budget(None), most=100_000, most_together=8_000)
-    found = await harvest.gather(session, cast(Files, Growing()), (), [], 0.0)
-    assert [each.size for each in found.artifacts] == [2_300] * 3
-    assert len(found.skipped) == 6 and "more than 1100 bytes" in found.skipped[0].reason
-
-
-def test_what_gives_way_is_the_oldest_of_whoever_has_most() -> None:
+def test_the_oldest_content_of_the_largest_tenant_is_removed_first() -> None:
     items = [
         Item("red", "r1", "a", 40),
         *(Item("blue", f"b{n}", f"x{n}", 30) for n in range(4)),
