@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from capsule.edge.drain import ABORT
 from capsule.edge.e2b import watchers
 from capsule.edge.e2b.connect import envelope
 from capsule.edge.e2b.entries import entry
@@ -18,7 +19,6 @@ from capsule.edge.e2b.magics import plain
 from capsule.edge.e2b.rpc import Events, Opened, Severed, told
 from capsule.edge.e2b.sandbox_logs import E2bLogEntry, Wanted, chosen
 from capsule.edge.e2b.watchers import Kept, Watched, Watchers
-from capsule.edge.ports.room import ABORT
 from capsule.errors import CapsuleError, GoneError, InternalError, InvalidError, UnavailableError
 from capsule.model import ExecId, ExecInfo, Exit, FileStat, Reason
 from capsule.service.execs import Begun
