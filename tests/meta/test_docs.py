@@ -106,3 +106,18 @@ def slug(heading: str) -> str:
 
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 90
+
+
+def test_each_promise_has_its_test() -> None:
+    """What tests/README.md names is there."""
+    named = re.findall(
+        r"`([a-z0-9_]+/test_\w+\.py)(?:::(\w+))?`", (ROOT / "tests/README.md").read_text()
+    )
+    assert len(named) > 60
+    lost = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (ROOT / "tests" / path).exists()
+        or f"def {name}(" not in (ROOT / "tests" / path).read_text() + "def ("
+    ]
+    assert lost == []
