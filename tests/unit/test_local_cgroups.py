@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,71 @@ def test_settings_in_their_order_and_only_those_the_kernel_has(version: int) -> 
         groups = Cgroups(version, bases, files=frozenset(name for name, _ in wanted))
         entries = groups.entries("box", LIMITS, memory=LIMITS.memory)
         assert [tuple(each) for entry in entries for each in entry["set"]] == wanted
+
+
+class Kernel:
+    """A folder whose files behave as those of cgroup2, for a cgroup that is not the root."""
+
+    FILES = ("cgroup.procs", "cgroup.subtree_control", "memory.max", "pids.max", "cpu.max")
+
+    def __init__(self, top: Path, processes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._mkdir, self._write = Path.mkdir, Path.write_text
+        self._populate(top)
+        self._write(top / "cgroup.procs", processes)
+        monkeypatch.setattr(Path, "mkdir", lambda *a, **k: self._make(*a, **k))
+        monkeypatch.setattr(Path, "write_text", lambda *a, **k: self._set(*a, **k))
+
+    def _populate(self, path: Path) -> None:
+        for name in self.FILES:
+            self._write(path / name, "")
+        self._write(path / "cgroup.type", "domain")
+
+    def _make(self, path: Path, *_: object, exist_ok: bool = False) -> None:
+        known = path.is_dir()
+        self._mkdir(path, exist_ok=exist_ok)
+        if not known:
+            self._populate(path)
+
+    def _set(self, path: Path, text: str) -> int:
+        cgroup, threaded = path.parent, "threaded" in (path.parent / "cgroup.type").read_text()
+        if path.name == "cgroup.procs":
+            above = (cgroup.parent / "cgroup.type").read_text()
+            if "threaded" in above:
+                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+            source = cgroup.parent / "cgroup.procs"
+            self._write(source, source.read_text().replace(text, "").strip())
+            return self._write(path, f"{path.read_text()}{text}\n")
+        if path.name == "cgroup.subtree_control":
+            if text == "+memory" and threaded:
+                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+            if (cgroup / "cgroup.procs").read_text():
+                if text == "+memory":
+                    raise OSError(errno.EBUSY, "Device or resource busy")
+                self._write(cgroup / "cgroup.type", "domain threaded")
+        return self._write(path, f"{path.read_text()} {text.lstrip('+')}".strip())
+
+
+@pytest.mark.parametrize("uid", [0, 1000], ids=["root of a container", "a user in a scope"])
+def test_a_delegated_cgroup_is_emptied_before_its_controllers_are_switched_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    Kernel(tmp_path, "4711\n4712", monkeypatch)
+    groups = cgroups.prepare(Layout(2, unified=tmp_path), uid)
+    assert dict(groups.problems) == {}
+    assert dict(groups.bases) == dict.fromkeys(cgroups.CONTROLLERS, tmp_path / "capsule")
+    assert (tmp_path / "capsule-server/cgroup.procs").read_text() == "4711\n4712\n"
+    assert (tmp_path / "cgroup.type").read_text() == "domain"
+    assert cgroups.prepare(Layout(2, unified=tmp_path), uid) == groups  # a server after it
+
+
+def test_a_cgroup_that_cannot_be_emptied_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Kernel(tmp_path, "4711", monkeypatch)
+    stays = tmp_path / "capsule-server"
+    stays.mkdir()
+    (stays / "cgroup.procs").unlink()
+    (stays / "cgroup.procs").mkdir()
+    groups = cgroups.prepare(Layout(2, unified=tmp_path), 1000)
+    assert "processes in" in groups.problems["memory"] and not groups.bases
+    assert (tmp_path / "cgroup.type").read_text() == "domain"

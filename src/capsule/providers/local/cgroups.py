@@ -7,6 +7,7 @@ puts only programs into it, and removes it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -192,48 +193,68 @@ def _claim(base: Path) -> str | None:
 
 
 def _prepare_v2(unified: Path, own: str, uid: int) -> Cgroups:
-    at = unified / own.lstrip("/")
-    parent = unified if uid == 0 and _enable(unified) == [] else at
+    parent = unified if uid == 0 and _is_root(unified) else unified / own.lstrip("/")
     problems = _delegate(parent)
     base = parent / "capsule"
     claimed = _claim(base)
     if claimed is not None:
         problems = dict.fromkeys(CONTROLLERS, claimed)
-    missing = [] if claimed else _enable(base)
-    for controller in missing:
-        problems.setdefault(controller, f"{controller} is not delegated to {parent}")
+    else:
+        _enable(base)
+        for name in _disabled(base):
+            problems.setdefault(name, f"{name} is not delegated to {parent}")
     bases = {name: base for name in CONTROLLERS if name not in problems}
     fix = "" if not problems else (FIX_V2_USER if uid else f"enable the controllers in {parent}")
     return Cgroups(2 if bases else 0, bases, problems, fix, _known_files(bases.values()))
 
 
+def _is_root(cgroup: Path) -> bool:
+    """The root of the machine's hierarchy: it alone may have both processes and controllers."""
+    return not (cgroup / "cgroup.type").exists()
+
+
 def _delegate(parent: Path) -> dict[str, str]:
-    """Turns the controllers on below `parent`, after moving ourselves out of the way."""
-    missing = _enable(parent)
-    if missing and os.access(parent / "cgroup.procs", os.W_OK):
-        # A cgroup with processes in it cannot hand controllers down ("no internal processes"), so
-        # what runs there, which is the server and who started it, moves into a leaf.
-        _move_all(parent, parent / "capsule-server")
-        missing = _enable(parent)
-    return {name: f"the {name} controller cannot be handed down in {parent}" for name in missing}
+    """Switch the controllers on below `parent`. What runs in it moves into a leaf first.
+
+    The order matters. While there are processes in a cgroup the kernel refuses `+memory`, but
+    accepts `+cpu` and `+pids`: these make the cgroup threaded, and then no process can enter a
+    cgroup below it, and `+memory` is refused for good.
+    """
+    if not _disabled(parent):
+        return {}
+    if not _is_root(parent) and (stays := _empty(parent, parent / "capsule-server")):
+        return dict.fromkeys(CONTROLLERS, stays)
+    _enable(parent)
+    return {
+        name: f"the {name} controller cannot be handed down in {parent}"
+        for name in _disabled(parent)
+    }
 
 
-def _move_all(source: Path, leaf: Path) -> None:
+def _empty(source: Path, leaf: Path) -> str:
+    """Move all processes of `source` into `leaf`; why that is not possible."""
     try:
         leaf.mkdir(exist_ok=True)
-        for pid in (source / "cgroup.procs").read_text().split():
-            (leaf / "cgroup.procs").write_text(pid)
-    except OSError:
-        return  # `_enable` will say what is missing
+        for _ in range(10):  # a process may fork meanwhile
+            found = (source / "cgroup.procs").read_text().split()
+            if not found:
+                return ""
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    (leaf / "cgroup.procs").write_text(pid)
+    except OSError as exc:
+        return f"processes in {source} cannot be moved to {leaf}: {exc.strerror}"
+    return f"processes in {source} do not stop forking"
 
 
-def _enable(at: Path) -> list[str]:
-    """The controllers that could not be enabled for the children of `at`."""
+def _enable(at: Path) -> None:
     for controller in CONTROLLERS:
-        try:
+        with contextlib.suppress(OSError):
             (at / "cgroup.subtree_control").write_text(f"+{controller}")
-        except OSError:
-            continue
+
+
+def _disabled(at: Path) -> list[str]:
+    """The controllers that are not switched on for the children of `at`."""
     try:
         enabled = (at / "cgroup.subtree_control").read_text().split()
     except OSError:
