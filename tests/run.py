@@ -107,13 +107,14 @@ class Run:
 
     def _phase(self, phase: Phase) -> None:
         marks = phase.marks if self._everything else f"{phase.marks} and not slow"
-        if self._only_engine and phase.name == "serial":
-            marks = f"engine and {marks}"
+        if self._only_engine:
+            marks = f"engine and ({marks})"
         found = Plan.read(self._folder)
         if found is not None and not found.files.get(phase.name):
             return
         files = found.files[phase.name] if found is not None else []
-        count = f": {found.counts[phase.name]:,} tests" if found is not None else ""
+        known = found is not None and not self._only_engine
+        count = f": {found.counts[phase.name]:,} tests" if found and known else ""
         print(f"\n== {phase.title}{count}", flush=True)
         workers = ["-n", str(_workers()), "--dist", "worksteal"] if phase.parallel else []
         code, results = self._pytest(phase.name, "-m", marks, *workers, *files)
@@ -133,6 +134,7 @@ class Run:
                 process.send_signal(signal.SIGINT)
             process.wait()
             self._results.append(read(self._folder, name))
+            self._failed |= self._results[-1].failed
             raise
         return code, read(self._folder, name)
 
@@ -143,7 +145,8 @@ class Run:
             return failed
         print(f"== once more, one at a time: {len(tests)} that failed", flush=True)
         _, again = self._pytest(f"{phase.name}-again", *tests)
-        passed = [name for name in tests if name in again.seconds and name not in again.failed]
+        unproven = again.failed | again.skipped
+        passed = [name for name in tests if name in again.seconds and name not in unproven]
         self._flaky += [Flaky(name, failed[name]) for name in passed]
         return {name: reason for name, reason in failed.items() if name not in passed}
 

@@ -17,6 +17,11 @@ def test_fails(): assert 1 == 2
 def test_skips(): pytest.skip("no such kernel")
 @pytest.mark.xfail(strict=True)
 def test_known(): assert False
+def test_skips_when_tried_again():
+    seen = pathlib.Path(__file__).with_name("tried")
+    if seen.exists(): pytest.skip("the Engine is gone")
+    seen.touch()
+    assert False, "before it was gone"
 def test_flaky():
     seen = pathlib.Path(__file__).with_name("seen")
     first = not seen.exists()
@@ -49,13 +54,14 @@ def test_failures_are_named_with_their_reason(
     assert run.Run(tmp_path, only_engine=False).whole() == 1
     shown, _, result = capfd.readouterr().out.partition("== result")
     assert "FAILED test_small.py::test_fails" in shown, "when it happens"
-    assert "== once more, one at a time: 2 that failed" in shown
+    assert "== once more, one at a time: 3 that failed" in shown
     flaky, _, failed = result.partition("\nfailed:\n")
     assert "test_small.py::test_flaky\n      AssertionError: the first time" in flaky
     assert "test_small.py::test_fails\n      assert 1 == 2" in failed
     assert "1  no such kernel" in flaky
-    assert "again: make test ARGS=\"'test_small.py::test_fails'\"" in failed
-    assert "2 passed, 1 failed, 1 flaky, 1 failed as expected, 0 left out" in failed
+    assert "test_small.py::test_skips_when_tried_again\n      AssertionError: before" in failed
+    assert "again: make test ARGS=\"'test_small.py::test_fails' 'test_small.py::" in failed
+    assert "2 passed, 2 failed, 1 flaky, 1 failed as expected, 0 left out" in failed
 
 
 def test_a_green_run_ends_with_0(

@@ -44,6 +44,7 @@ class Progress:
         self._results = Results()
         self._total = 0
         self._ended: set[str] = set()
+        self._expected: set[str] = set()
         self._began = self._shown = time.monotonic()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -69,12 +70,13 @@ class Progress:
             self._fail(name, report)
         elif report.skipped and hasattr(report, "wasxfail"):
             results.expected += 1
+            self._expected.add(name)
         elif report.skipped:
             assert isinstance(report.longrepr, tuple)
             results.skipped[name] = str(report.longrepr[2]).removeprefix("Skipped: ")
-        elif report.when == "call":
-            results.passed += 1
         if report.when == "teardown":
+            over = results.failed.keys() | results.skipped.keys() | self._expected
+            results.passed += name not in over
             self._ended.add(name)
             if time.monotonic() - self._shown > EVERY:
                 self._line()
