@@ -81,6 +81,7 @@ def begin(request: dict[str, Any]) -> int:
     pid = os.fork()
     if not pid:
         become(request, fds)
+    codes.pop(pid, None)  # of an earlier process with this number
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     for fd in fds:
         os.close(fd)
