@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include <sys/wait.h>
 
 static int nowhere = -1;
 
@@ -24,6 +25,7 @@ static bool mount_deserted_proc(void) {
     pid_t pid = (pid_t)syscall(SYS_clone, CLONE_NEWPID | CLONE_VFORK | SIGCHLD, 0, 0, 0, 0);
     if (!pid) _exit(mount("proc", "proc", "proc", FLAGS, NULL) != 0);
     struct statfs fs;
+    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR); /* a zombie would still be seen in it */
     return pid > 0 && !statfs("proc", &fs) && fs.f_type == PROC_SUPER_MAGIC;
 }
 

@@ -72,7 +72,6 @@ def test_a_runtime_is_known_by_its_program_and_must_let_sockets_out(
     [
         (1000, {}, HERE),  # a member of the group docker
         (0, {"SecurityOptions": ["name=userns"]}, HERE),
-        (0, {"SecurityOptions": ["name=rootless"]}, HERE),  # of another user
         (0, {"OperatingSystem": "Docker Desktop"}, HERE),
         (0, {}, Address("http://far.example:2375")),
         (0, {}, Address("ssh://far.example")),
@@ -84,9 +83,12 @@ def test_folders_are_shared_where_root_inside_is_the_server(
     as_uid(uid)
     assert not told(where, **info).shares_root
     (tmp_path / "own.sock").touch()
-    as_uid((tmp_path / "own.sock").stat().st_uid)
+    owner = (tmp_path / "own.sock").stat().st_uid
     own = Address(f"unix://{tmp_path}/own.sock")
+    as_uid(owner)
     assert told(own, SecurityOptions=["name=rootless"]).shares_root
+    as_uid(owner + 1)
+    assert not told(own, SecurityOptions=["name=rootless"]).shares_root
 
 
 def test_limits_that_the_engine_cannot_enforce_are_told() -> None:
