@@ -77,6 +77,20 @@ def test_errors_have_no_frames_of_the_kernel(every: KernelProcess) -> None:
     assert wrong.traceback.startswith('  File "<run ') and "\n    def f(:" in wrong.traceback
 
 
+def test_an_interrupt_between_two_lines_of_the_kernel_is_reported(kernel: KernelProcess) -> None:
+    code = """
+import sys
+def interrupt(frame, event, argument):
+    if frame.f_code.co_name == "rest":
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+sys.setprofile(interrupt)
+"""
+    done = kernel.run(code)
+    assert done.status == "interrupted"
+    assert done.error is not None and done.error.name == "KeyboardInterrupt"
+
+
 def test_an_interrupt_ends_a_run_and_keeps_the_names(every: KernelProcess) -> None:
     every.run("x = 41")
     code = "print('on', flush=True)\nwhile True: pass"

@@ -757,8 +757,9 @@ class Kernel:
     def guarded(self, code):
         try:
             return self.execute(code)
-        except KeyboardInterrupt:  # it came between two lines of ours
+        except KeyboardInterrupt as error:  # it came between two lines of ours
             self.wire.rest()
+            self.report(error)
             return {"k": "end", "run": self.run, "status": "interrupted"}
 
     def execute(self, code):
