@@ -1,7 +1,4 @@
-"""Neither large files nor slow readers cost the server memory, or others their turn.
-
-One file up and down is in tests/regressions.
-"""
+"""Neither large files nor slow readers cost the server memory, or others their turn."""
 
 from __future__ import annotations
 
