@@ -15,7 +15,6 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -262,19 +261,6 @@ MERGED = {
 }
 
 
-def test_mounted_layers_show_the_image(store: Path, tmp_path: Path) -> None:
-    load(docker_save(BASE, TOP), store)
-    point = tmp_path / "mounted"
-    point.mkdir()
-    options = f"ro,userxattr,lowerdir={':'.join(map(str, layers('app', store)))}"
-    script = f"mount -t overlay -o {options} none {point}; cd {point}; find . -mindepth 1"
-    unshare = ["unshare", "-m" if os.geteuid() == 0 else "-Urm", "sh", "-ec", script]
-    ended = subprocess.run(unshare, capture_output=True, text=True)
-    if "unshare" in ended.stderr or "mount" in ended.stderr:
-        pytest.skip(f"this kernel does not let users mount overlays: {ended.stderr.strip()}")
-    assert {line.removeprefix("./") for line in ended.stdout.splitlines()} == MERGED
-
-
 @pytest.mark.parametrize("why", ["no whiteouts", "too many layers"])
 def test_layers_are_flattened_where_they_must(
     why: str, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -406,14 +392,6 @@ def test_names_are_checked_and_missing_images_named(store: Path, tmp_path: Path)
     with pytest.raises(NotFoundError, match="nowhere"), missing:
         pass
     assert list_images(store) == []
-
-
-def test_imports_side_by_side_share_their_layers(store: Path) -> None:
-    data = docker_save(BASE, TOP)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: load(data, store, f"app{i}"), range(8)))
-    assert {image.layers for image in list_images(store)} == {(sha(BASE), sha(TOP))}
-    assert not left_behind(store)
 
 
 KILLED_IMPORT = """

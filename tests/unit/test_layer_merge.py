@@ -1,13 +1,13 @@
-"""The upper layers of a stack as one: it shows what they showed, to us and to overlayfs."""
+"""The upper layers of a stack as one: it shows what they showed.
+
+What overlayfs makes of merged layers is in test_steps_real.py and test_step_trees_real.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -110,73 +110,6 @@ def test_whatever_lies_on_what_the_merged_layer_shows_the_same(layers: Layers, s
         assert compare(before, after, 10) == []
         layers.remove("merged")
     assert {id: stream([layers.path(id)]) for id in ids} == tops, "those merged stay as they are"
-
-
-# Prints, for each stack, what can be found in it, and names that are listed but not found.
-MOUNTED = r"""
-import json, os, subprocess, sys
-found = []
-def look(path, at, seen, ghosts):
-    for name in sorted(os.listdir(path)):
-        inner, place = os.path.join(path, name), at + "/" + name
-        try:
-            info = os.lstat(inner)
-        except FileNotFoundError:
-            ghosts.append(place)
-            continue
-        kind = info.st_mode >> 12
-        if kind == 4:
-            seen.append([place, info.st_mode, info.st_mtime_ns])
-            look(inner, place, seen, ghosts)
-        elif kind == 10:
-            seen.append([place, os.readlink(inner)])
-        else:
-            note = os.getxattr(inner, "user.note").decode()
-            seen.append([place, info.st_mode, info.st_size, info.st_mtime_ns, note])
-for n, (stack, point) in enumerate(json.load(sys.stdin)):
-    layers = ":".join(stack)
-    options = "ro,userxattr,lowerdir=" + layers
-    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, point], check=True)
-    seen, ghosts = [], []
-    look(point, "", seen, ghosts)
-    found.append([seen, ghosts])
-    subprocess.run(["umount", point], check=True)
-json.dump(found, sys.stdout)
-"""
-
-
-def mounted(stacks: Sequence[Sequence[Path]], point: Path) -> list[list[list[object]]]:
-    """As overlayfs shows them, in a mount namespace of our own."""
-    unshare = ["unshare", "--mount", *(() if os.geteuid() == 0 else ("-Ur",))]
-    told = json.dumps([([*map(str, stack)], str(point)) for stack in stacks])
-    done = subprocess.run(
-        [*unshare, sys.executable, "-c", MOUNTED], input=told, capture_output=True, text=True
-    )
-    if "mount" in done.stderr or "unshare" in done.stderr:
-        pytest.skip(f"this kernel lets users mount no overlay: {done.stderr.splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-    found: list[list[list[object]]] = json.loads(done.stdout)
-    return found
-
-
-def test_overlayfs_shows_the_same(layers: Layers, tmp_path: Path) -> None:
-    empty, point = tmp_path / "empty", tmp_path / "point"
-    empty.mkdir()
-    point.mkdir()
-    stacks: list[list[Path]] = []
-    for seed in range(100, 120):
-        ids = RandomStack(layers.folder, seed).ids
-        before = [layers.path(id) for id in ids]
-        count = random.Random(seed).randint(2, len(ids))
-        merge(layers, ids, count)
-        made = layers.path("merged").rename(layers.folder / f"merged{seed}")
-        stacks += [[*before, empty], [made, *before[count:], empty]]
-    shown = mounted(stacks, point)
-    for n in range(0, len(shown), 2):
-        (was, ghosts_before), (now, ghosts) = shown[n], shown[n + 1]
-        assert was == now and was, stacks[n]
-        assert set(map(str, ghosts)) <= set(map(str, ghosts_before)), "deletions are no files"
-    assert len(shown) == 40
 
 
 def test_files_are_the_same_and_counted_once(layers: Layers) -> None:

@@ -1,4 +1,4 @@
-"""How cgroups are found and what is written into them, for layouts this machine need not have."""
+"""How cgroups are found and made ready, for layouts this machine need not have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from capsule.model import MIB, Limits
 from capsule.providers.local import cgroups
-from capsule.providers.local.cgroups import Cgroups, Layout
+from capsule.providers.local.cgroups import Layout
 
 LIMITS = Limits(memory=256 * MIB, cpus=0.5, processes=64)
 
@@ -25,12 +25,6 @@ V1 = """\
 39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
 """
 
-CO_MOUNTED = """\
-32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
-35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
-"""
-
 
 def test_the_layout_of_the_host_is_recognised() -> None:
     two = cgroups.find(V2, "0::/system.slice/capsule.service\n")
@@ -42,19 +36,6 @@ def test_the_layout_of_the_host_is_recognised() -> None:
     assert cgroups.find("22 27 0:21 / /proc rw - proc proc rw\n", "") == Layout(0)
     spaced = "35 31 0:32 / /mnt/my\\040groups rw - cgroup cgroup rw,memory\n"
     assert cgroups.find(spaced, "").points["memory"] == Path("/mnt/my groups")
-
-
-def test_co_mounted_controllers_share_one_directory(tmp_path: Path) -> None:
-    layout = cgroups.find(CO_MOUNTED.replace("/sys/fs/cgroup", str(tmp_path)), "")
-    for point in set(layout.points.values()):
-        point.mkdir()
-    groups = cgroups.prepare(layout, uid=0)
-    entries = groups.entries("box", LIMITS, memory=LIMITS.memory)
-    assert sorted(entry["dir"] for entry in entries) == [
-        f"{tmp_path}/cpu,cpuacct/capsule/box",
-        f"{tmp_path}/memory/capsule/box",
-        f"{tmp_path}/pids/capsule/box",
-    ]
 
 
 def test_what_is_missing_is_named_with_a_reason_and_a_fix(tmp_path: Path) -> None:
@@ -76,35 +57,6 @@ def test_what_is_missing_is_named_with_a_reason_and_a_fix(tmp_path: Path) -> Non
     users = cgroups.prepare(absent, uid=1234)
     assert "cannot be made" in users.problems["memory"]
     assert f"chown -R 1234 {tmp_path}/absent/memory/capsule-1234" in users.fix
-
-
-MEMORY = str(256 * MIB)
-SETTINGS = {
-    1: [
-        ("memory.limit_in_bytes", MEMORY),
-        ("memory.memsw.limit_in_bytes", MEMORY),  # not before the one above it
-        ("memory.swappiness", "0"),
-        ("pids.max", "65"),
-        ("cpu.cfs_quota_us", "50000"),
-        ("cpu.cfs_burst_us", "50000"),
-    ],
-    2: [
-        ("memory.max", MEMORY),
-        ("memory.swap.max", "0"),
-        ("memory.oom.group", "0"),
-        ("pids.max", "65"),
-        ("cpu.max", "50000 100000"),
-    ],
-}
-
-
-@pytest.mark.parametrize("version", SETTINGS)
-def test_settings_in_their_order_and_only_those_the_kernel_has(version: int) -> None:
-    bases = {name: Path("/cg", name) for name in ("memory", "pids", "cpu")}
-    for wanted in (SETTINGS[version], SETTINGS[version][::3]):
-        groups = Cgroups(version, bases, files=frozenset(name for name, _ in wanted))
-        entries = groups.entries("box", LIMITS, memory=LIMITS.memory)
-        assert [tuple(each) for entry in entries for each in entry["set"]] == wanted
 
 
 class Kernel:

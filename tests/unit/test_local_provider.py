@@ -12,13 +12,12 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from capsule.errors import CapsuleError, NotFoundError, UnavailableError
+from capsule.errors import CapsuleError, UnavailableError
 from capsule.host_errors import host_errors
 from capsule.link.link import AgentLink
 from capsule.model import (
@@ -222,31 +221,6 @@ async def test_what_it_writes_to_its_disk_is_counted(
         used = await AgentLink(box.connect).usage()
         assert 9_000_000 <= (used.io_write_bytes or 0) < 20_000_000
         await box.destroy()
-
-
-async def test_a_box_can_start_from_a_directory(namespaces: LocalProvider, dirs: Path) -> None:
-    root = dirs / "rootfs"
-    await asyncio.to_thread(_small_root, root)
-    spec = SandboxSpec(Template("small", root=f"dir:{root}", needs=("sh",)), SPEC.limits)
-    box = await namespaces.launch(SandboxId("one"), spec)
-    assert await output(box, "cat /hello; ls -d /workspace /proc/self /usr/bin/id") != ""
-    assert (await run(box, "echo x > /hello", id="e2"))[0].exit_code != 0
-    lost = SandboxSpec(Template("lost", root="dir:/no/such/place"), SPEC.limits)
-    with pytest.raises(NotFoundError, match="no usable root"):
-        await namespaces.launch(SandboxId("two"), lost)
-
-
-def _small_root(root: Path) -> None:
-    """A root of the host's shell, a few tools, and what these need to load."""
-    for name in ("bin", "lib64", "lib", "usr/bin"):
-        (root / name).mkdir(parents=True)
-    (root / "hello").write_text("hello\n")
-    for source in ("/bin/sh", "/bin/cat", "/bin/ls", "/usr/bin/id"):
-        shutil.copy(source, root / source.lstrip("/"))
-        needed = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
-        for library in (word for word in needed.split() if word.startswith("/")):
-            (root / library.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(library, root / library.lstrip("/"))
 
 
 async def test_a_data_folder_that_other_users_cannot_reach_is_refused(
