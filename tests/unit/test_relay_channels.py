@@ -6,7 +6,6 @@ The test is the relay, and misbehaves.
 from __future__ import annotations
 
 import asyncio
-import base64
 import re
 import socket
 from collections.abc import AsyncIterator
@@ -16,10 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule.errors import CapacityError, UnavailableError
+from capsule.errors import UnavailableError
 from capsule.link.protocol import ProtocolError
 from capsule.link.unix import UnixStream
-from capsule.providers.docker.stdio import StreamDecoder, demultiplex
 from capsule.providers.relay.channels import (
     HEADER,
     HEADER_SIZE,
@@ -36,8 +34,7 @@ from capsule.providers.relay.channels import (
     Kind,
     pack,
 )
-from capsule.providers.relay.lines import LONGEST, Lines
-from capsule.providers.relay.mux import Mux, MuxStream
+from capsule.providers.relay.mux import Mux
 from tests.support import ROOT
 from tests.support.relays import Golden, bad_frames, golden_frames
 
@@ -58,12 +55,6 @@ def with_channels(count: int) -> tuple[Channels, list[Channel]]:
     channels = [core.open() for _ in range(count)]
     core.out.clear()
     return core, channels
-
-
-def taken(core: Channels) -> bytes:
-    data = bytes(core.out)
-    core.out.clear()
-    return data
 
 
 @pytest.mark.parametrize("frame", golden_frames(), ids=lambda frame: frame.name)
@@ -127,73 +118,6 @@ def test_the_numbers_are_the_same_in_the_document_in_python_and_in_c() -> None:
         assert bound in SPEC
 
 
-def test_both_sides_begin_with_hello() -> None:
-    core = Channels()
-    assert core.out == HELLO
-    core.feed(pack(Kind.HELLO, 0, VERSION + 6))  # a newer relay
-    assert core.greeted
-    wrong = (
-        b"OCI runtime exec failed: no such file",
-        pack(Kind.HELLO),
-        pack(Kind.HELLO, 1, VERSION),
-    )
-    for first in wrong:
-        with pytest.raises(ProtocolError, match="did not start, but said: '"):
-            Channels().feed(first)
-
-
-def test_data_goes_out_in_frames_and_never_beyond_the_credit() -> None:
-    core, (channel,) = with_channels(1)
-    data = memoryview(bytes(2 * WINDOW))
-    sizes = []
-    while size := core.send(channel, data):
-        data = data[size:]
-        sizes.append(size)
-    assert sizes == [MAX_DATA] * (WINDOW // MAX_DATA)
-    assert len(taken(core)) == WINDOW + len(sizes) * HEADER_SIZE
-    assert core.feed(pack(Kind.WINDOW, channel.number, 10)) == [Credited(channel)]
-    assert core.send(channel, data) == 10
-
-
-def test_credit_is_returned_in_large_steps() -> None:
-    core, (channel,) = with_channels(1)
-    for _ in range(WINDOW // MAX_DATA):
-        core.feed(pack(Kind.DATA, channel.number, MAX_DATA, bytes(MAX_DATA)))
-    core.consumed(channel, WINDOW // 2 - 1)
-    assert taken(core) == b""
-    core.consumed(channel, 1)
-    assert taken(core) == pack(Kind.WINDOW, channel.number, WINDOW // 2)
-
-
-def test_a_number_is_not_used_again_before_both_sides_have_closed_it() -> None:
-    core, (channel,) = with_channels(1)
-    core.close(channel)
-    core.close(channel)
-    assert taken(core) == pack(Kind.CLOSE, channel.number)
-    assert core.open().number != channel.number
-    late = pack(Kind.DATA, channel.number, 4, b"late") + pack(Kind.WINDOW, channel.number, 1)
-    channel.credit = 0
-    assert core.feed(late + pack(Kind.EOF, channel.number)) == []
-    taken(core)
-    assert core.feed(pack(Kind.CLOSE, channel.number)) == []
-    assert taken(core) == b""
-    again = core.open()
-    assert again.number == channel.number
-    taken(core)
-    assert core.feed(pack(Kind.CLOSE, again.number, 111)) == [Closed(again, 111)]
-    core.close(again)
-    assert taken(core) == pack(Kind.CLOSE, again.number)
-
-
-def test_there_are_so_many_channels_and_no_more() -> None:
-    core, channels = with_channels(MAX_CHANNELS)
-    assert [channel.number for channel in channels] == list(range(MAX_CHANNELS))
-    with pytest.raises(CapacityError):
-        core.open()
-    core.feed(pack(Kind.CLOSE, 77))
-    assert core.open().number == 77
-
-
 small = st.integers(0, 5)
 frames = st.builds(
     pack,
@@ -217,30 +141,6 @@ def test_frames_that_are_almost_right_are_events_or_a_protocol_error(
             core.feed(frame)
     except ProtocolError:
         pass
-
-
-# Lines of base64
-
-
-@given(st.lists(st.binary(min_size=1, max_size=50), max_size=8), st.integers(1, 20))
-def test_lines_are_put_together_however_they_are_cut(pieces: list[bytes], step: int) -> None:
-    text = "".join(base64.b64encode(piece).decode() + "\n" for piece in pieces)
-    lines = Lines()
-    heard = b"".join(lines.feed(text[at : at + step]) for at in range(0, len(text), step))
-    assert heard == b"".join(pieces)
-
-
-@pytest.mark.parametrize("text", ["bash: no such file\n", "AAA\n", "AAAA\r\n", "é\n", "A===\n"])
-def test_anything_but_lines_of_base64_is_an_error(text: str) -> None:
-    with pytest.raises(ProtocolError, match="did not start, but said"):
-        Lines().feed(text)
-
-
-def test_no_line_is_endless() -> None:
-    lines = Lines()
-    with pytest.raises(ProtocolError, match="limit"):
-        for _ in range(LONGEST // 65536 + 1):
-            lines.feed("A" * 65536)
 
 
 Heard = tuple[Kind, int, int, bytes]
@@ -312,20 +212,6 @@ async def connected() -> AsyncIterator[tuple[Mux, Relay]]:
         relay.close()
 
 
-@asynccontextmanager
-async def with_stream() -> AsyncIterator[tuple[Mux, Relay, MuxStream]]:
-    async with connected() as (mux, relay):
-        stream = await mux.open()
-        assert (await relay.hear())[:2] == (Kind.OPEN, 0)
-        yield mux, relay, stream
-
-
-async def settled() -> None:
-    """Lets the loop turn until tasks that can run have come to where they wait."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 async def test_a_send_cancelled_while_the_carrier_is_full_corrupts_nothing() -> None:
     """At every moment of it: the relay reads late, and finds frames only."""
     async with connected() as (mux, relay):
@@ -345,16 +231,6 @@ async def test_a_send_cancelled_while_the_carrier_is_full_corrupts_nothing() -> 
             closed += kind is Kind.CLOSE
             if kind is Kind.CLOSE:
                 await relay.say(Kind.CLOSE, channel)
-
-
-async def test_channels_that_are_not_closed_are_not_lost() -> None:
-    async with connected() as (mux, relay):
-        for _ in range(3 * MAX_CHANNELS):
-            stream = await mux.open()
-            assert (await relay.hear())[:2] == (Kind.OPEN, 0)
-            await relay.say(Kind.CLOSE, 0)
-            assert await stream.receive() == b""
-            assert (await relay.hear())[:2] == (Kind.CLOSE, 0)
 
 
 BREAKS = {
@@ -394,17 +270,6 @@ async def test_every_stream_breaks_with_the_carrier(last: bytes) -> None:
             await stream.aclose()
 
 
-async def test_closing_does_not_wait_for_a_carrier_that_is_stuck() -> None:
-    async with connected() as (mux, _):
-        streams = [await mux.open() for _ in range(20)]
-        sending = [asyncio.create_task(stream.send(bytes(WINDOW))) for stream in streams]
-        await settled()
-        async with asyncio.timeout(5):
-            await mux.aclose()
-        done, _ = await asyncio.wait(sending)
-        assert any(task.exception() is not None for task in done)
-
-
 @pytest.mark.parametrize(
     "words", [b"OCI runtime exec failed: exec: no such file\r\n", b"short", b""]
 )
@@ -421,36 +286,3 @@ async def test_what_is_no_relay_is_quoted_and_let_go(words: bytes) -> None:
     if len(words) >= HEADER_SIZE:
         assert await other.receive() == b""
     other.close()
-
-
-def framed(stream: int, data: bytes) -> bytes:
-    return bytes([stream, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
-
-
-def test_the_engines_frames_are_taken_apart_however_they_are_cut() -> None:
-    wire = framed(1, b"out") + framed(2, b"err") + framed(1, b"") + framed(1, b"more")
-    for cut in range(len(wire) + 1):
-        decoder = StreamDecoder()
-        pieces = decoder.feed(wire[:cut]) + decoder.feed(wire[cut:])
-        assert b"".join(piece.data for piece in pieces if piece.stream == 1) == b"outmore"
-        assert b"".join(piece.data for piece in pieces if piece.stream == 2) == b"err"
-    large = StreamDecoder()  # of 4 GiB: its bytes are passed on as they come
-    assert large.feed(framed(1, b"")[:4] + b"\xff\xff\xff\xff") == []
-    assert [len(piece.data) for piece in large.feed(bytes(100_000))] == [100_000]
-    for words in (b"\x04\x00\x00\x00\x00\x00\x00\x01", b"no such container"):
-        with pytest.raises(ProtocolError):
-            StreamDecoder().feed(words)
-
-
-async def test_a_relay_through_the_engine() -> None:
-    raw, other = pair()
-    await other.send(framed(1, HELLO[:5]) + framed(1, HELLO[5:]))
-    mux = await Mux.start(demultiplex(raw))
-    stream = await mux.open()
-    await other.send(framed(1, pack(Kind.DATA, 0, 2, b"hi")))
-    assert await stream.receive() == b"hi"
-    await other.send(framed(2, b"capsule-agent relay: not a frame\n"))
-    other.close()
-    with pytest.raises(UnavailableError, match="not a frame"):
-        await stream.receive()
-    await mux.aclose()
