@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from capsule.catalog import (
-    CARRY_KINDS,
     Origin,
     as_mapping,
     image_template,
@@ -21,8 +20,8 @@ from capsule.catalog import (
     shipped,
     write_template,
 )
-from capsule.errors import ConflictError, InvalidError
-from capsule.model import GIB, MIB, Language, Limits, Template, User
+from capsule.errors import InvalidError
+from capsule.model import Language, Limits, Template, User
 from capsule.providers.local.seccomp import load_profile
 from capsule.service.entry import environment
 from tests.support.folders import SHARED
@@ -65,18 +64,6 @@ def test_a_built_in_template_makes_sense(name: str, tmp_path: Path) -> None:
     assert read_template(path) == copy
     assert as_mapping(read_template(path)) == as_mapping(copy)
     assert os.listdir(tmp_path) == ["copy.yaml"]
-
-
-def test_the_defaults_are_those_of_the_design() -> None:
-    catalog = load_catalog()
-    assert tuple(catalog) == tuple(shipped()) == BUILT_IN
-    for name in ("python", "node", "bash"):
-        assert catalog[name].limits == Limits(512 * MIB, 0.5, 128, GIB, 65_536, 1024)
-    for name in OF_E2B:  # two hundred commands at once, of several processes each
-        assert catalog[name].limits == Limits(512 * MIB, 2.0, 1024, GIB, 65_536, 1024)
-    assert (catalog["go"].limits.memory, catalog["go"].limits.cpus) == (GIB, 1.0)  # its compiler
-    languages = {each for template in catalog.values() for each in template.languages.values()}
-    assert {each.carry for each in languages if each.carry} == set(CARRY_KINDS)
 
 
 @pytest.mark.parametrize(
@@ -239,19 +226,7 @@ def test_a_mistake_names_file_field_and_value(content: Any, message: str, tmp_pa
     assert "\n" not in text and len(text) < 700
 
 
-# Written ones
-
-
-def test_writing_replaces_only_when_asked(tmp_path: Path) -> None:
-    template = replace(load_catalog()["bash"], name="mine")
-    write_template(tmp_path, template)
-    changed = replace(template, description="changed")
-    with pytest.raises(ConflictError, match="mine exists already"):
-        write_template(tmp_path, changed)
-    assert read_template(tmp_path / "mine.yaml") == template
-    write_template(tmp_path, changed, replace=True)
-    assert read_template(tmp_path / "mine.yaml") == changed
-    assert len(list(tmp_path.iterdir())) == 1
+# Those made of an image
 
 
 def image(programs: set[str], **env: str) -> Template:

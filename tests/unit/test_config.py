@@ -21,20 +21,10 @@ from capsule.config import (
     settings,
 )
 from capsule.errors import ForbiddenError, InvalidError
-from capsule.model import GIB, MIB, Isolation, Limits
+from capsule.model import GIB, MIB, Limits
 from capsule.settings import parse_bytes, parse_seconds
 
 KEY = "0123456789abcdef-key"
-
-
-def test_defaults_are_those_of_the_design() -> None:
-    config = load_config({})
-    assert (config.host, config.port) == ("127.0.0.1", 8080)
-    assert config.ttl == 600.0
-    assert config.exec_timeout == 30.0
-    assert config.output_limit == 10 * MIB
-    assert config.min_isolation is Isolation.LANDLOCK
-    assert config.api_keys == ()
 
 
 def test_overrides_beat_environment_beats_file(tmp_path: Path) -> None:
@@ -202,10 +192,6 @@ def test_directories_depend_on_who_runs_it(tmp_path: Path) -> None:
     long.mkdir()
     for odd in ({"XDG_RUNTIME_DIR": str(long)}, {"XDG_RUNTIME_DIR": "/nowhere"}, {}):
         assert default_dirs(odd, uid=1000)["run_dir"] == Path("/tmp/capsule-1000")
-
-
-async def test_an_ordinary_users_settings_may_be_read_inside_a_loop() -> None:
-    assert default_dirs({}, uid=1000)["run_dir"] == Path("/tmp/capsule-1000")
 
 
 @pytest.mark.parametrize(

@@ -106,19 +106,6 @@ def texts(result: RunResult) -> list[object]:
     return [shown.text for shown in result.results]
 
 
-@pytest.mark.needs("node")
-async def test_javascript(folder: Path) -> None:
-    async with serving(folder) as service:
-        box = await Box.create(service, "node")
-        await box.run("const a = 20")
-        assert texts(await box.run("const a = 21; await Promise.resolve(a * 2)")) == ["42"]
-        for wait in ("", "await 1;", "await new Promise((go) => setTimeout(go, 5));"):
-            ended = await box.run(f"console.log('on'); {wait} while (true) {{}}", timeout=0.5)
-            assert (ended.end.status, ended.end.state) == ("timed_out", "idle")
-            assert ended.stdout == b"on\n"
-            assert texts(await box.run("a")) == ["21"]
-
-
 async def test_what_ignores_its_interrupt_is_killed(box: Box) -> None:
     context = await box.context()
     code = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))"
@@ -201,15 +188,6 @@ async def test_a_death_says_why(box: Box, code: str, reason: str) -> None:
     assert (info.state, reason in info.reason) == ("dead", True)
     await box.contexts.restart(box.id, context)
     assert texts(await box.run("2", context)) == ["2"]
-
-
-async def test_exit_ends_a_shell_and_says_so(box: Box) -> None:
-    ended = await box.run("echo bye; exit 3", language="bash")
-    assert (ended.end.status, ended.end.state, ended.stdout) == ("died", "dead", b"bye\n")
-    assert ended.end.reason == "its interpreter exited with code 3"
-    await box.contexts.restart(box.id, "default-bash")
-    last = await box.run("(exit 4)", language="bash")
-    assert (last.end.status, last.end.exit_code) == ("error", 4)
 
 
 async def test_the_line_has_an_end(box: Box) -> None:

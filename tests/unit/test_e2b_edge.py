@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
-from typing import Any, cast
 
 import msgspec
 import pytest
 
-from capsule.edge.drain import ABORT
-from capsule.edge.e2b import watchers
 from capsule.edge.e2b.connect import envelope
 from capsule.edge.e2b.entries import entry
 from capsule.edge.e2b.listing import FEW, encoded
 from capsule.edge.e2b.magics import plain
-from capsule.edge.e2b.rpc import Events, Opened, Severed, told
+from capsule.edge.e2b.rpc import Severed, told
 from capsule.edge.e2b.sandbox_logs import E2bLogEntry, Wanted, chosen
-from capsule.edge.e2b.watchers import Kept, Watched, Watchers
-from capsule.errors import CapsuleError, GoneError, InternalError, InvalidError, UnavailableError
+from capsule.errors import CapsuleError, GoneError, InternalError, UnavailableError
 from capsule.model import ExecId, ExecInfo, Exit, FileStat, Reason
 from capsule.service.execs import Begun
 from tests.support.turns import turns_of_others
@@ -90,12 +85,6 @@ def test_ipython_syntax_becomes_python(code: str, plainly: str) -> None:
     assert plain(code) == plainly
 
 
-def test_commands_run_and_unknown_magics_are_errors() -> None:
-    assert "subprocess" in plain("x = 1\n!ls")
-    with pytest.raises(InvalidError, match="%magic is not known here"):
-        plain("%magic")
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -137,44 +126,3 @@ async def test_only_the_end_of_a_sandbox_severs_a_stream(
     assert first == EVENT
     assert isinstance(last, Severed) is severed
     assert severed or error.message.encode() in last
-
-
-@pytest.mark.parametrize("before", [[], [EVENT, EVENT]])
-async def test_a_severed_stream_aborts_its_connection(before: list[bytes]) -> None:
-    sent: list[Any] = []
-
-    async def abort() -> None:
-        sent.append("abort")
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", message["type"]))
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    source = failing(UnavailableError("it died"), *before)
-    events = Events(Opened(source, source), b"ping", every=60.0, lives=lambda: False)
-    await events({"type": "http", ABORT: abort}, receive, send)
-    assert sent == ["http.response.start", *before, "abort"]
-
-
-class Quiet:
-    """A watch of a folder in which nothing changes."""
-
-    closed = False
-
-    async def events(self) -> AsyncGenerator[dict[str, Any] | None, None]:
-        await asyncio.Event().wait()
-        yield None
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-async def test_a_watcher_without_requests_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers, "UNASKED", 0.05)
-    held = Watchers(cast(Any, None), asyncio.Event())
-    quiet = Quiet()
-    held._kept["w1"] = kept = Kept("id", cast(Watched, quiet))
-    await asyncio.wait_for(held._run("w1", kept), 10)
-    assert not held._kept and quiet.closed

@@ -1,9 +1,6 @@
-"""Signed links to files: which sandbox a link is of, and what it costs to find out."""
+"""Signed links to files: what it costs to find out which sandbox a link is of."""
 
 from __future__ import annotations
-
-import base64
-import hashlib
 
 import pytest
 
@@ -53,15 +50,6 @@ def guess(n: int) -> Link:
     return Link("/a", "read", "", None, f"v1_{n:043}")
 
 
-async def test_the_sandbox_of_a_link_is_found_at_once_when_used_again(
-    access: Counting, known: Links
-) -> None:
-    assert await known.owner(link(access, IDS[700]), ADDRESS) == IDS[700]
-    for n in range(3):
-        assert await known.owner(link(access, IDS[700], f"/{n}"), ADDRESS) == IDS[700]
-        assert access.tried == 1
-
-
 async def test_guesses_are_limited_for_their_address_alone(
     access: Counting, known: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,14 +68,6 @@ async def test_guesses_are_limited_for_their_address_alone(
     assert await known.owner(link(access, IDS[1], "/b"), ADDRESS) == IDS[1]  # a sandbox in use
     now += 60
     assert await known.owner(link(access, IDS[2]), ADDRESS) == IDS[2]
-
-
-def test_a_signature_is_that_of_e2b() -> None:
-    raw = hashlib.sha256(b"/a:read:user:token:99999999999").digest()
-    signature = "v1_" + base64.b64encode(raw).decode().rstrip("=")
-    good = Link("/a", "read", "user", "99999999999", signature)
-    assert good.problem("token") is None
-    assert good._replace(expiration="99999999998").problem("token") == "invalid signature"
 
 
 @pytest.mark.parametrize(

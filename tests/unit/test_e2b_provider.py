@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,12 @@ from capsule.errors import (
     CapsuleError,
     ForbiddenError,
     InvalidError,
-    NotSupportedError,
     UnavailableError,
 )
-from capsule.model import Limits, SandboxSpec, Template
 from capsule.providers.contract import OutOfReachError
-from capsule.providers.e2b import plan
 from capsule.providers.e2b.errors import LostError, cloud_errors, in_doubt, translated
 from capsule.providers.e2b.keys import Keys
 from capsule.providers.e2b.settings import E2bSettings
-
-ROOT = plan.Place("uid", 1001, 1001, "x86_64", "/.capsule")
-ALONE = plan.Place("none", 1000, 1000, "x86_64", "/tmp/it's/.capsule")
 
 
 @pytest.mark.parametrize(
@@ -76,40 +69,6 @@ def test_no_box_is_given_up_in_doubt(raised: CapsuleError) -> None:
         raise raised
     with pytest.raises(LostError), in_doubt(or_lost=True):
         raise LostError("x")
-
-
-def test_the_scouts_answer_says_where_the_agent_goes() -> None:
-    answer = "Welcome!\ncapsule: uid 1001 1001 amd64 /.capsule\n"
-    assert plan.place_of(answer) == ROOT
-    assert plan.place_from(ROOT.to_json()) == ROOT
-    assert plan.place_from({"cloud": "x"}) is None
-    for nothing in ("", "capsule: uid", "capsule: uid a b amd64 /x"):
-        with pytest.raises(UnavailableError):
-            plan.place_of(nothing)
-    with pytest.raises(NotSupportedError, match="/workspace"):
-        plan.place_of("capsule: nowhere 1000 1000 x86_64 /tmp/.capsule")
-
-
-def test_the_scout_runs_in_every_shell(tmp_path: Path) -> None:
-    for shell in ("sh", "bash"):
-        done = subprocess.run(
-            [shell, "-c", plan.SCOUT], capture_output=True, text=True, env={"HOME": str(tmp_path)}
-        )
-        assert done.stderr == ""
-        assert done.stdout.startswith("capsule: ")
-
-
-def test_the_plan_depends_on_where_the_agent_runs() -> None:
-    assert """'/tmp/it'"'"'s/.capsule/agent'""" in plan.start(ALONE)
-    assert """'/tmp/it'"'"'s/.capsule/agent.sock' lines""" in plan.relay(ALONE)
-    assert "chown" not in plan.start(ALONE)
-    assert "chown 1001:1001 /workspace" in plan.start(ROOT)
-    for place, alone in ((ALONE, True), (None, True), (ROOT, False)):
-        assert ("agent" in {gap.what for gap in plan.unenforced(place)}) is alone
-    spec = SandboxSpec(Template("t"), Limits(processes=10, open_files=64))
-    assert plan.rlimits(spec, ROOT)["nproc"] == 10
-    assert plan.rlimits(spec, ALONE)["nproc"] == 10 + plan.AGENT_TASKS
-    assert plan.rlimits(spec, ROOT)["nofile"] == 64
 
 
 def test_a_key_is_kept_sealed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsule.errors import GoneError, UnavailableError
-from capsule.model import SandboxId, Started, State
+from capsule.model import SandboxId, State
 from capsule.service import CreateRequest, ExecCall, Sandbox
 from tests.support import eventually
 from tests.unit.service_double import Bench, Gate, HaltableBox, bench, turns
@@ -36,22 +36,6 @@ async def halting(folder: Path) -> AsyncIterator[tuple[Bench, Sandbox, Gate]]:
 
 async def refuse(id: SandboxId) -> None:
     raise UnavailableError("no room")
-
-
-async def test_it_keeps_its_id_and_gets_another_box(tmp_path: Path) -> None:
-    async with bench(tmp_path) as b:
-        made = await b.service.create(CreateRequest(metadata={"a": "1"}, ttl=100.0))
-        before = box_of(b, made.id)
-        b.clock.pass_time(40.0)
-        again = await b.service.reset(made.id)
-        assert again.id == made.id
-        assert (again.metadata, again.expires_at) == (made.metadata, made.expires_at)
-        assert again.started is Started.COLD
-        assert box_of(b, made.id) != before
-        assert list(b.world.agents) == [box_of(b, made.id)]
-        assert (await b.service.exec(made.id, TRUE)).exit.exit_code == 0
-        await b.service.delete(made.id)
-        assert b.world.agents == {}
 
 
 async def test_what_runs_ends_with_a_reason(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from capsule.config import Config
 from capsule.errors import (
     UnavailableError,
 )
-from capsule.model import State
 from capsule.service import CreateRequest, ExecCall, RunCall, Service
 from tests.support import backends, component_missing, eventually
 from tests.support.backends import LEVEL
@@ -131,28 +130,6 @@ async def test_node_code_runs_and_carries(folder: Path) -> None:
         assert second.stdout == "ü /tmp\n".encode()
 
 
-async def test_folders_travel_as_tar(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = (await service.create(CreateRequest())).id
-        files, odd = service.files(id), "ü" * 100
-        tree = f"mkdir -p a/{odd}; echo 1 > a/{odd}/one; ln -s {odd}/one a/link; mkfifo a/pipe"
-        tree += f"; chmod 755 a/{odd}/one; head -c 3000000 /dev/urandom > big"
-        await service.exec(id, ExecCall(("bash", "-c", tree)))
-        data = b"".join([piece async for piece in files.tar_out("/workspace")])
-        with tarfile.open(fileobj=io.BytesIO(data)) as made:
-            names = ["a", "a/link", f"a/{odd}", f"a/{odd}/one", "big"]
-            assert sorted(made.getnames()) == names
-
-        async def chunks() -> AsyncIterator[bytes]:
-            for start in range(0, len(data), 65_536):
-                yield data[start : start + 65_536]
-
-        assert (await files.tar_in("/workspace/copy", chunks())).files == 2
-        check = f"cmp big copy/big && cmp a/{odd}/one copy/a/link && test -x copy/a/{odd}/one"
-        result = await service.exec(id, ExecCall(("bash", "-c", check)))
-        assert result.exit.exit_code == 0, result.stderr
-
-
 async def test_a_file_of_an_archive_takes_the_place_of_its_link(folder: Path) -> None:
     async with serving(folder) as service:
         files = service.files((await service.create(CreateRequest())).id)
@@ -170,21 +147,3 @@ async def test_a_file_of_an_archive_takes_the_place_of_its_link(folder: Path) ->
         await files.tar_in("/workspace", chunks())
         assert (await files.stat("x")).type == "file"
         assert (await files.read_bytes("/tmp/there", limit=10)).data == b"old"
-
-
-async def test_sandboxes_outlive_the_service_with_their_execs(folder: Path) -> None:
-    async with serving(folder, drain="keep") as service:
-        id = (await service.create(CreateRequest())).id
-        script = "echo begun; until [ -e go ]; do sleep 0.05; done; echo done"
-        call = ExecCall(("sh", "-c", script), idempotency_key="k")
-        live = await service.start(id, call)
-        await live.aclose()
-        await service.exec(id, ExecCall(("bash", "-c", "cd /tmp; export A=1"), session="s"))
-    async with serving(folder) as service:
-        assert service.get(id).state is State.RUNNING
-        await service.files(id).write("go", b"")
-        result = await service.exec(id, call)
-        assert result.id == live.exec_id
-        session = await service.exec(id, ExecCall(("sh", "-c", "echo $PWD $A"), session="s"))
-        assert session.stdout == b"/tmp 1\n"
-        assert result.stdout == b"begun\ndone\n"

@@ -157,22 +157,6 @@ async def test_an_unfinished_run_is_found_after_a_restart(ledger: Ledger, tmp_pa
     await again.aclose()
 
 
-async def test_the_oldest_artifacts_are_removed_first(ledger: Ledger) -> None:
-    one = session("a")
-    await ledger.add(one)
-    running = await ledger.begin(one, Task("code", "x"), 5.0)
-    made = tuple(artifact(one, str(n), 100, float(n)) for n in range(40))
-    await ledger.append(one, running, Outcome("ok"), made, cap=CAP)
-    await ledger.shrink(100 * 100)
-    assert len(await ledger.artifacts(one)) == 40
-    await ledger.shrink(2400)
-    left = await ledger.artifacts(one)
-    assert [each.name for each in left] == [str(n) for n in range(16, 40)]
-    asked = [f"hash-{n}" for n in range(40)]
-    assert await ledger.recorded(asked) == {f"hash-{n}" for n in range(16, 40)}
-    assert ledger.stored == {"default": 2400}
-
-
 async def test_equal_contents_of_a_tenant_count_once(ledger: Ledger, tmp_path: Path) -> None:
     for id, tenant in (("a", "red"), ("b", "red"), ("c", "blue")):
         one = session(id, uid=id, tenant=tenant)

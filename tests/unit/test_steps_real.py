@@ -111,16 +111,6 @@ async def test_a_diff_lists_what_changed_between_two_steps(folder: Path) -> None
         assert await changes(service, id, 2, 1) == ["added /workspace/old/g", "removed /tmp/t"]
 
 
-async def test_a_fork_in_the_middle(folder: Path) -> None:
-    async with serving(folder) as service:
-        id = await stepping(service, "echo 1 > n", "echo 2 > n", "echo 3 > n")
-        one, two = await service.fork(id, 2, at=1)
-        assert await sh(service, one.id, "cat n; echo mine > n") == "1\n"
-        assert await sh(service, two.id, "cat n") == "1\n"
-        assert await sh(service, id, "cat n") == "3\n"
-        assert one.checkpoint == "each" and len(service.steps.list(one.id)) == 2
-
-
 async def test_streamed_and_failed_execs_leave_steps_while_programs_run_on(folder: Path) -> None:
     async with serving(folder) as service:
         id = await stepping(

@@ -1,4 +1,7 @@
-"""The records: what goes in comes out, and trouble with the database is an error, never a hang."""
+"""The records of sandboxes: what goes with them, and a database that is full or newer.
+
+That each field comes back is in test_service_restart.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest_asyncio
 
 from capsule.catalog import load_catalog
 from capsule.errors import ConflictError, NoSpaceError
-from capsule.model import Isolation, Limits, SandboxId, State, Unenforced
+from capsule.model import Limits, SandboxId, State
 from capsule.service.carry import Session
 from capsule.service.entry import Record
 from capsule.service.store import CREATE, KEEP_CLAIMS, Claim, SqliteStore
@@ -45,34 +48,6 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await made.open()
     yield made
     await made.aclose()
-
-
-async def reopened(store: SqliteStore) -> SqliteStore:
-    await store.aclose()
-    again = SqliteStore(store._path)
-    await again.open()
-    return again
-
-
-async def test_records_survive(store: SqliteStore) -> None:
-    first = record("a")
-    second = record(
-        "b",
-        created=2000.0,
-        state=State.RUNNING,
-        handle={"dir": "/x", "n": [1, 2]},
-        isolation=Isolation.LANDLOCK,
-        unenforced=(Unenforced("disk", "why", "fix"),),
-        key="k",
-        reason="r",
-    )
-    await store.save(second)
-    await store.save(first)
-    again = await reopened(store)
-    found = await again.load()
-    assert found == [first, second]
-    assert dict(found[0].template.languages) == dict(first.template.languages)
-    await again.aclose()
 
 
 async def test_saving_again_replaces_and_removing_takes_all_of_it(store: SqliteStore) -> None:

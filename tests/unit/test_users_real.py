@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from capsule.errors import InvalidError, NotFoundError
+from capsule.errors import InvalidError
 from capsule.service import ContextCall, ContextRun, CreateRequest, ExecCall, RunCall, Service
 from tests.unit.test_service_real import folder, serving
 
@@ -80,14 +80,6 @@ async def test_a_context_can_be_roots(base: Sandbox) -> None:
     assert result.stdout == b"0 /root /root\n"
     with pytest.raises(InvalidError, match="daemon"):
         await base.service.contexts.create(base.id, ContextCall("python", user="daemon"))
-
-
-async def test_programs_become_no_user_but_these_two(base: Sandbox) -> None:
-    assert (await base.sh("whoami", user="user")).strip() == "user"
-    with pytest.raises(InvalidError, match=r"'daemon' is unknown.*user and root"):
-        await base.sh("true", user="daemon")
-    with pytest.raises(NotFoundError, match="working directory not found: /nowhere"):
-        await base.sh("true", cwd="/nowhere", user="root")
 
 
 async def test_a_snapshot_has_both_homes(base: Sandbox) -> None:
