@@ -9,21 +9,13 @@ import pytest
 from tests.faults.daemon import Daemon
 from tests.support import component_missing
 from tests.support.engine import EngineMissing
-from tests.support.nursery import OWN, Nursery, nursery
-from tests.support.users import User
+from tests.support.nursery import OWN, Nursery
 
 
 @pytest.fixture(scope="session")
 def own_nursery(agent_binary: Path) -> Nursery:
     """Servers of whoever runs the tests."""
     return OWN.nursery
-
-
-@pytest.fixture
-def user_nursery(agent_binary: Path, as_user: User) -> Iterator[Nursery]:
-    """Servers of an ordinary user."""
-    with nursery(as_user) as made:
-        yield made
 
 
 @pytest.fixture(scope="session")

@@ -146,21 +146,6 @@ class Machine:
         await writer.wait_closed()
         return answer
 
-    @asynccontextmanager
-    async def lags(self) -> AsyncIterator[list[float]]:
-        """How late the server's loop was during the block, filled in at its end."""
-        found: list[float] = []
-        path = str(self.base / "watch")
-        reader, writer = await asyncio.open_unix_connection(path, limit=2**24)
-        writer.write(b"lag\n")
-        try:
-            yield found
-            writer.write(b"\n")
-            found += sorted(json.loads(await reader.readline()))
-        finally:
-            writer.close()
-            await writer.wait_closed()
-
     def footprint(self) -> Footprint:
         serving = self.pid if self.code() is None else None
         return look(self.base, server=serving, ignored=self.not_ours(), since=self.since)

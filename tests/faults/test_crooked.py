@@ -204,14 +204,6 @@ async def test_thirty_launches_that_fail_leave_nothing(base: Path, local: Provid
         assert (await service.exec(made.id, TRUE)).exit.exit_code == 0
 
 
-async def test_a_failed_launch_frees_its_key(base: Path, local: Provider) -> None:
-    request = CreateRequest(template="bash", idempotency_key="k")
-    async with serving(base, DiesAtLaunch(local, times=1)) as service:
-        with pytest.raises(UnavailableError):
-            await service.create(request)
-        assert (await service.create(request)).id == (await service.create(request)).id
-
-
 async def test_a_box_that_is_never_ready_is_given_up(
     base: Path, local: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

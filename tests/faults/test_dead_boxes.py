@@ -147,18 +147,6 @@ async def test_a_forker_that_was_killed_is_replaced_and_its_orders_are_carried_o
         await host.agree()
 
 
-async def test_a_launcher_that_was_killed_is_replaced(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as host, host.http() as http:
-        first = await create(http)
-        for _ in range(2):
-            (launcher,) = launchers(host)
-            os.kill(launcher, signal.SIGKILL)
-            assert (await execute(http, first, "echo fine"))["stdout"] == "fine\n"
-            assert await delete(http, await create(http)) == 200
-            assert launchers(host) != [launcher]
-        await host.agree()
-
-
 async def test_a_launcher_killed_during_creates_leaves_nothing(own_nursery: Nursery) -> None:
     async with running(own_nursery) as host, host.http() as http:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Containers that are killed, stopped, paused or removed behind the server's back; many at once."""
+"""Containers that are killed, stopped, paused or removed behind the server's back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import functools
 import os
 import signal
-from collections import Counter
 
 import httpx
 import pytest
@@ -119,23 +118,3 @@ async def test_a_box_paused_from_outside_keeps_nobody_waiting_and_goes_on(
             await host.agree()
             assert await delete(http, silent) == 200
             assert (await execute(http, back, "echo fine"))["stdout"] == "fine\n"
-
-
-@pytest.mark.serial
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_50_creates_at_once_and_50_deletes(
-    own_nursery: Nursery, docker: Daemon, transport: str
-) -> None:
-    async with (
-        containers(own_nursery, docker, DOCKER_TRANSPORT=transport) as host,
-        host.http(timeout=60) as http,
-    ):
-        calls = [http.post("/v1/sandboxes", json={"template": "shell"}) for _ in range(50)]
-        answers = await asyncio.gather(*calls)
-        assert Counter(answer.status_code for answer in answers) == {201: 50}
-        ids = [answer.json()["id"] for answer in answers]
-        results = await asyncio.gather(*(execute(http, id, "echo $((6*7))") for id in ids))
-        assert {result["stdout"] for result in results} == {"42\n"}
-        await host.agree()
-        assert set(await asyncio.gather(*(delete(http, id) for id in ids))) == {200}
-        assert docker.api.containers() == []

@@ -1,4 +1,4 @@
-"""dockerd is killed, started again, or not there; its images go away; its runtime fails."""
+"""dockerd is killed, started again, or not there."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from tests.faults.calls import (
 )
 from tests.faults.containers import TRANSPORTS, containers, unstarted
 from tests.faults.daemon import Daemon
-from tests.faults.machine import checked
 from tests.support import eventually
-from tests.support.images import PREFIX
 from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
@@ -176,40 +174,3 @@ async def test_a_server_starts_without_the_daemon_of_some_sandboxes(
         if live_restore:
             await goes_on(http, id, counting)
         await host.agree()
-
-
-async def test_images_that_go_while_they_are_used_or_wanted(
-    own_nursery: Nursery, docker: Daemon
-) -> None:
-    api, name = docker.api, f"{PREFIX}alpine"
-    async with unstarted(own_nursery, docker) as host:
-        api.call("POST", f"/images/{name}/tag", repo="going", tag="1")
-        host.template("going", "going:1")
-        async with checked(host), host.http() as http:
-            used = await create(http, template="going")
-            api.call("DELETE", "/images/going:1", force=1)
-            assert (await execute(http, used, "echo fine"))["stdout"] == "fine\n"
-            for _ in range(2):  # what was known of it is forgotten by the first
-                answer = await make(http, template="going")
-                error = answer.json()["error"]
-                assert (answer.status_code, error["code"]) == (404, "not_found")
-                assert "going:1" in error["message"] and "docker pull" in error["hint"]
-            await host.agree()
-            api.call("POST", f"/images/{name}/tag", repo="going", tag="1")
-            assert await delete(http, await create(http, template="going")) == 200
-        api.call("DELETE", "/images/going:1", force=1)
-
-
-async def test_a_start_that_fails_30_times_leaves_nothing(
-    own_nursery: Nursery, docker: Daemon
-) -> None:
-    async with containers(own_nursery, docker) as host, host.http() as http:
-        for _ in range(10):
-            answers = await asyncio.gather(*(make(http, runtime="broken") for _ in range(3)))
-            for answer in answers:
-                assert answer.status_code == 503, answer.text
-                assert "the moon is in the wrong quarter" in answer.json()["error"]["message"]
-        assert docker.api.containers() == []
-        seen = await host.agree()
-        assert seen.rows == {}
-        assert await delete(http, await create(http, template="shell")) == 200

@@ -1,4 +1,7 @@
-"""An Engine that is down, slow, or lies: calls end in time with what to do, and nothing is left."""
+"""Images that are not there are pulled, or it is said what to do; a create that is given up ends.
+
+An Engine in trouble is in test_docker_trouble.py, one that is killed in test_docker_daemon.py.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from capsule.errors import CapsuleError, NotFoundError, UnavailableError
-from capsule.model import MIB, Handle, Limits, SandboxId, SandboxSpec, Template
+from capsule.errors import CapsuleError, NotFoundError
+from capsule.model import MIB, Limits, SandboxId, SandboxSpec, Template
 from capsule.providers.contract import Box, Provider
 from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
-from capsule.testing.harness import Subject, opened, owned
+from capsule.testing.harness import opened, owned
 from tests.support.crooked_engine import CrookedEngine, crooked
 from tests.support.engine import EngineApi
 from tests.support.images import Images
@@ -53,11 +56,6 @@ def spec(images: Images) -> SandboxSpec:
     return SandboxSpec(Template("test", image=images.python), LIMITS)
 
 
-def left(engine: EngineApi) -> list[str]:
-    """Containers of the whole Engine that are ours."""
-    return [each["Names"][0] for each in engine.containers("capsule.owner")]
-
-
 async def launched(provider: Provider, spec: SandboxSpec, id: str = "a") -> Box:
     return await provider.launch(SandboxId(id), spec)
 
@@ -70,67 +68,20 @@ async def refused(call: object, *, within: float) -> CapsuleError:
     return caught.value
 
 
-async def test_an_engine_that_goes_down_is_unavailable_at_once_and_back_again(
-    provider: DockerProvider, door: CrookedEngine, spec: SandboxSpec
-) -> None:
-    box = await launched(provider, spec)
-    await door.close()
-    for call in (launched(provider, spec, "b"), owned(provider), provider.discard(box.handle)):
-        error = await refused(call, within=1)
-        assert isinstance(error, UnavailableError) and error.hint
-    assert await Subject(box).output("echo alive") == "alive"
-    assert await provider.adopt(box.handle) is not None  # its agent answers
-    await door.open()
-    assert {handle.sandbox_id for handle in await owned(provider)} == {"a", "b"}
-    await provider.discard(Handle("docker", SandboxId("b"), {}))
-    await box.destroy()
-    assert await owned(provider) == []
-
-
-@pytest.mark.parametrize("pattern", ["POST containers/create", "POST .*/start", "GET images"])
-@pytest.mark.parametrize("how", ["hangs", "cuts", "cuts_midway", "fails", "babbles"])
-async def test_a_launch_that_the_engine_spoils_ends_in_time_and_leaves_nothing(
-    provider: DockerProvider,
-    door: CrookedEngine,
-    spec: SandboxSpec,
-    engine: EngineApi,
-    pattern: str,
-    how: str,
-) -> None:
-    door.on(pattern, getattr(door, how))
-    error = await refused(launched(provider, spec), within=20)
-    assert isinstance(error, UnavailableError)
-    if how == "fails":
-        assert "on fire" in error.message
-    door.behave()
-    await provider.discard(Handle("docker", SandboxId("a"), {}))  # as the service does
-    assert await owned(provider) == []
-    box = await launched(provider, spec)
-    assert await Subject(box).output("echo alive") == "alive"
-
-
-async def test_an_engine_three_seconds_away_still_works(
-    settings: DockerSettings, door: CrookedEngine, spec: SandboxSpec
-) -> None:
-    door.on("POST", door.late(3.0))
-    async with opened(DockerProvider(replace(settings, patience=1.0))) as provider:
-        box = await launched(provider, spec)
-        assert await Subject(box).output("echo alive") == "alive"
-
-
 async def test_a_cancelled_create_is_brought_to_its_end(
     provider: DockerProvider, door: CrookedEngine, spec: SandboxSpec
 ) -> None:
-    asked = asyncio.Event()
+    asked, left = asyncio.Event(), asyncio.Event()
 
     async def late(request: web.Request) -> None:
         asked.set()
-        await asyncio.sleep(0.3)
+        await left.wait()
 
     door.on("POST containers/create", late)
     task = asyncio.create_task(launched(provider, spec))
     await asyncio.wait_for(asked.wait(), 10)
     task.cancel()
+    left.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await owned(provider) == []

@@ -43,7 +43,7 @@ async def neighbour(http: httpx.AsyncClient, id: str, until: asyncio.Event) -> f
         began = time.monotonic()
         assert (await execute(http, id, "echo fine"))["stdout"] == "fine\n"
         longest = max(longest, time.monotonic() - began)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # one who works there, and no load
     return longest
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.faults.calls import attempt, create, delete, execute, state
+from tests.faults.calls import create, delete, execute, state
 from tests.faults.machine import Machine, checked, machine, running
 from tests.support import eventually
+from tests.support.disks import filled
 from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -40,30 +40,6 @@ async def on_small_disk(nursery: Nursery, name: str, size: int) -> AsyncIterator
             if host.pid and host.code() is None:
                 await host.kill()
             subprocess.run(["umount", "-l", point], check=True)
-
-
-@contextmanager
-def filled(folder: Path, leaving: int = 0) -> Iterator[None]:
-    """Until the block ends no byte is left there (or so many)."""
-    filler = folder / "filler"
-    fd = os.open(filler, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        block = bytes(65536)
-        while True:
-            try:
-                if not os.write(fd, block):
-                    break
-            except OSError as full:
-                assert full.errno == errno.ENOSPC
-                if len(block) == 1:
-                    break
-                block = block[: len(block) // 2]
-        if leaving:
-            os.ftruncate(fd, os.fstat(fd).st_size - leaving)
-        yield
-    finally:
-        os.close(fd)
-        filler.unlink()
 
 
 async def outcomes(http: httpx.AsyncClient, count: int) -> list[httpx.Response]:
@@ -203,19 +179,6 @@ async def test_no_space_inside_a_sandbox(own_nursery: Nursery, backing: str) -> 
         await execute(http, id, "rm a")
         assert (await upload(http, id, "more", 4 * MIB)).status_code == 200
         assert (await state(http, id))["state"] == "running"
-
-
-async def test_no_inodes_inside_a_sandbox(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as host, host.http() as http:
-        id = await create(http, limits={"inodes": 200})
-        script = "i=0; while : > f$i; do i=$((i+1)); done 2>/dev/null; echo $i"
-        made = int((await execute(http, id, script))["stdout"])
-        assert 50 < made <= 256  # file systems round up to whole blocks of inodes
-        answer = await upload(http, id, "more", 65536)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "no_space")
-        assert (await attempt(http, id, "true")).status_code == 200
-        await execute(http, id, "rm f*")
-        assert (await upload(http, id, "more", 65536)).status_code == 200
 
 
 async def test_a_sandbox_whose_disk_the_host_cannot_back_harms_only_itself(

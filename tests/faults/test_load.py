@@ -1,4 +1,4 @@
-"""Much at once: a burst of creates, execs without a pause, large files, hostile neighbours."""
+"""Much at once: a burst of creates, execs without a pause, hostile neighbours."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.faults.calls import create, delete, execute, start
-from tests.faults.machine import Machine, running
+from tests.faults.machine import running
 from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -113,43 +112,6 @@ def belongings(pid: int) -> tuple[int, int]:
         return 0, len(children)
 
 
-async def test_four_large_uploads_and_a_large_directory_keep_the_loop_going(
-    own_nursery: Nursery,
-) -> None:
-    async with running(own_nursery) as machine, machine.http(timeout=60) as http:
-        id = await create(http, limits={"cpus": 2})
-        many = (
-            "mkdir many; cd many; seq -f 'file-with-a-name-of-some-length-%.0f' 20000 | xargs touch"
-        )
-        assert (await execute(http, id, many))["exit_code"] == 0
-        async with machine.lags() as lags:
-            uploads = [asyncio.create_task(upload(http, id, f"u{n}")) for n in range(4)]
-            listings = [await listing(http, id) for _ in range(2)]
-            sizes = await asyncio.gather(*uploads)
-        assert sizes == [100 * MIB] * 4
-        assert listings == [20_000] * 2
-        # The real bar is in the benchmark; here a machine may be busy with other tests.
-        assert lags[len(lags) * 99 // 100] < 1.0, lags[-10:]
-
-
-async def upload(http: httpx.AsyncClient, id: str, name: str) -> int:
-    block = os.urandom(256 * 1024)
-
-    async def content() -> AsyncIterator[bytes]:
-        for _ in range(100 * MIB // len(block)):
-            yield block
-
-    answer = await http.put(f"/v1/sandboxes/{id}/files/workspace/{name}", content=content())
-    assert answer.status_code == 200, answer.text
-    size: int = answer.json()["size"]
-    return size
-
-
-async def listing(http: httpx.AsyncClient, id: str) -> int:
-    answer = await http.get(f"/v1/sandboxes/{id}/dirs/workspace/many")
-    return len(answer.json()["entries"])
-
-
 HOSTILE = {
     "a fork bomb": ":(){ :|:& };:",
     "processes that stop themselves": "for i in $(seq 60); do (kill -STOP $BASHPID)& done; wait",
@@ -194,19 +156,3 @@ async def politely(http: httpx.AsyncClient, id: str) -> list[float]:
         waits.append(time.monotonic() - began)
         assert result["stdout"] == "42\n"
     return waits
-
-
-async def test_every_hostile_program_can_be_killed(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as machine, machine.http() as http:
-        await asyncio.gather(*(killed(machine, http, script) for script in HOSTILE.values()))
-
-
-async def killed(machine: Machine, http: httpx.AsyncClient, script: str) -> None:
-    limits = {"cpus": 0.3, "memory": 64 * MIB, "processes": 64}
-    id = await create(http, limits=limits)
-    exec_id = await start(http, id, ["bash", "-c", script])
-    answer = await http.post(f"/v1/sandboxes/{id}/execs/{exec_id}/kill")
-    assert answer.status_code == 200, answer.text
-    after = await execute(http, id, "echo alive")
-    assert after["stdout"] == "alive\n", script
-    assert await delete(http, id) == 200

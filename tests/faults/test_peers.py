@@ -76,20 +76,6 @@ async def test_slow_readers_of_a_flood_cost_little_and_delay_nobody(own_nursery:
         assert sorted(waits)[len(waits) // 2] < 1.0
 
 
-async def test_a_client_that_reads_nothing_is_let_go(own_nursery: Nursery) -> None:
-    async with hurried(own_nursery) as host, host.http() as http:
-        id = await create(http)
-        await execute(http, id, "truncate -s 200M hole")
-        before = host.descriptors()
-        reader, writer = await asyncio.open_connection("127.0.0.1", host.port, limit=1024)
-        path = f"/v1/sandboxes/{id}/files/workspace/hole"
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        assert b" 200 " in await reader.readline()
-        assert host.descriptors() > before
-        await descriptors_fall_to(host, before)
-        writer.transport.abort()
-
-
 async def descriptors_fall_to(host: Machine, count: int) -> None:
     await eventually(lambda: host.descriptors() <= count, what="they are closed", within=20)
 
@@ -134,22 +120,6 @@ async def test_an_upload_whose_sender_vanishes_leaves_no_trace(own_nursery: Nurs
             await writer.drain()
             writer.transport.abort()
         await eventually(lambda: no_trace(http, id), what="no trace is left")
-
-
-async def test_peers_that_say_nothing_are_closed(own_nursery: Nursery) -> None:
-    async with hurried(own_nursery) as host:
-        before = host.descriptors()
-        silent = [await asyncio.open_connection("127.0.0.1", host.port) for _ in range(20)]
-        halves = [await asyncio.open_connection("127.0.0.1", host.port) for _ in range(20)]
-        for _, writer in halves:
-            writer.write(b"GET /health HTT")
-        closed = await asyncio.gather(
-            *(asyncio.wait_for(reader.read(), 20) for reader, _ in silent + halves)
-        )
-        assert set(closed) == {b""}
-        await descriptors_fall_to(host, before)
-        for _, writer in silent + halves:
-            writer.close()
 
 
 TCP_REPAIR = 19  # in <linux/tcp.h>: closing such a socket tells the peer nothing

@@ -1,4 +1,4 @@
-"""A real Engine behind a door that we hold: it is slow, hangs, fails or is cut where a test says.
+"""A real Engine behind a door that we hold: a test says what is done there.
 
 What the door does to a request is decided by its method and path; everything else goes through.
 """
@@ -77,34 +77,6 @@ class CrookedEngine:
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in _OWN}
             return web.Response(status=answer.status, headers=kept, body=await answer.read())
 
-    async def hangs(self, request: web.Request) -> None:
-        await asyncio.Event().wait()
-
-    async def cuts(self, request: web.Request) -> None:
-        assert request.transport is not None
-        request.transport.close()
-        await asyncio.Event().wait()
-
-    async def cuts_midway(self, request: web.Request) -> web.StreamResponse:
-        half = web.StreamResponse(headers={"Content-Length": "1000"})
-        await half.prepare(request)
-        await half.write(b'{"Id": ')
-        assert request.transport is not None
-        request.transport.close()
-        return half
-
-    async def fails(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"message": "the disk of the Engine is on fire"}, status=500)
-
-    async def babbles(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(text="<html>not an Engine</html>", content_type="application/json")
-
-    def late(self, seconds: float) -> Answer:
-        async def answer(request: web.Request) -> None:
-            await asyncio.sleep(seconds)
-
-        return answer
-
     def pulls(self, source: str, target: str) -> Answer:
         """A registry that has `target`: what arrives is the Engine's own `source`."""
 
@@ -117,7 +89,7 @@ class CrookedEngine:
                 step = {"status": "Downloading", "id": "abc", "progressDetail": {"current": done}}
                 step["progressDetail"]["total"] = 1_000_000  # type: ignore[index]
                 await said.write(json.dumps(step).encode() + b"\r\n")
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # each is told by itself
             repository, _, tag = target.rpartition(":")
             tagged = f"http://engine/images/{source}/tag?repo={repository}&tag={tag}"
             async with self._session.post(tagged) as answered:

@@ -151,8 +151,8 @@ def run(argv: list[str]) -> int:
 
 
 def watcher(path: str) -> None:
-    """Answer on a Unix socket: `tasks` of the server's loop, its `lag` (until the next byte), or
-    `clock SECONDS`: from now on the wall clock shows so much more.
+    """Answer on a Unix socket: `tasks` of the server's loop, or `clock SECONDS`: from now on the
+    wall clock shows so much more.
     """
     import uvloop
 
@@ -175,20 +175,16 @@ def watcher(path: str) -> None:
             connection, _ = listener.accept()
             with connection, connection.makefile("rw") as stream:
                 word, *more = stream.readline().split()
-                stream.write(json.dumps(answer_to(word, more, loops[0], connection)) + "\n")
+                stream.write(json.dumps(answer_to(word, more, loops[0])) + "\n")
                 stream.flush()
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def answer_to(
-    word: str, more: list[str], loop: asyncio.AbstractEventLoop, connection: socket.socket
-) -> object:
+def answer_to(word: str, more: list[str], loop: asyncio.AbstractEventLoop) -> object:
     match word:
         case "tasks":
             return tasks(loop)
-        case "lag":
-            return lags(loop, connection)
         case "clock":
             set_clock(float(more[0]))
             return None
@@ -207,23 +203,6 @@ def set_clock(ahead: float) -> None:
 def tasks(loop: asyncio.AbstractEventLoop) -> list[str]:
     gc.collect()  # what was forgotten complains when it is collected
     return sorted(repr(task.get_coro()) for task in asyncio.all_tasks(loop))
-
-
-def lags(loop: asyncio.AbstractEventLoop, until: socket.socket) -> list[float]:
-    """How long the loop took to come round, asked about forty times a second."""
-    seen: list[float] = []
-    until.settimeout(0.02)
-    while True:
-        done = threading.Event()
-        asked = time.monotonic()
-        loop.call_soon_threadsafe(done.set)
-        done.wait(60)
-        seen.append(time.monotonic() - asked)
-        try:
-            until.recv(1)
-            return seen
-        except TimeoutError:
-            continue
 
 
 if __name__ == "__main__":
