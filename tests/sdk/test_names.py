@@ -13,19 +13,6 @@ ODD = b"a\xffb"
 TEXT = "a\ufffdb"
 
 
-@pytest.fixture
-def odd(capsule: Capsule) -> Capsule:
-    """Folders whose names are equal as text and differ as bytes."""
-    capsule.run(
-        "import os\n"
-        "for name in (b'a\\xffb', b'a\\xfeb', 'a\\ufffdb'.encode()):\n"
-        "    os.makedirs(b'd/' + name + b'/deep')\n"
-        "    open(b'd/' + name + b'/deep/f', 'wb').write(name)\n"
-        "open(b'd/a\\xfff', 'w').close()\n"
-    ).check()
-    return capsule
-
-
 def test_a_file_is_written_read_and_removed(capsule: Capsule) -> None:
     assert capsule.write_file(ODD, b"one").size == 3
     assert capsule.exec("printf %s * | od -An -tx1").stdout.split() == ["61", "ff", "62"]
@@ -50,18 +37,6 @@ def test_an_entry_has_its_name_as_text_and_bytes(capsule: Capsule) -> None:
     capsule.move(ODD, "grüße")
     (entry,) = capsule.list_dir(PurePosixPath("/workspace"))
     assert (entry.name, entry.name_bytes) == ("grüße", "grüße".encode())
-
-
-def test_names_that_are_equal_as_text_are_distinct(odd: Capsule) -> None:
-    found = odd.list_dir("d", recursive=True)
-    files = [entry for entry in found if entry.name == "f"]
-    assert len(found) == 10
-    assert sorted(odd.read_file(entry.path_bytes) for entry in files) == sorted(
-        entry.path_bytes.split(b"/")[3] for entry in files
-    )
-    assert {entry.path_bytes for entry in odd.list_dir(b"d/a\xfeb")} == {
-        b"/workspace/d/a\xfeb/deep"
-    }
 
 
 def test_a_folder_with_such_names_goes_both_ways(capsule: Capsule, tmp_path: Path) -> None:

@@ -151,13 +151,6 @@ def test_a_sandbox_is_connected_to_by_id_and_deleted_at_the_end(client: CapsuleC
         again.run("print(1)")
 
 
-def test_the_same_key_makes_one_sandbox(client: CapsuleClient) -> None:
-    with client.create("python", idempotency_key="k-1") as first:
-        assert client.create("python", idempotency_key="k-1").id == first.id
-        with pytest.raises(ConflictError):
-            client.create("bash", idempotency_key="k-1")
-
-
 def test_pause_and_resume(client: CapsuleClient, capsule: Capsule) -> None:
     assert capsule.pause().state == "paused"
     with pytest.raises(WrongStateError, match="paused"):

@@ -49,18 +49,6 @@ def test_the_size_can_change(capsule: Capsule) -> None:
         read_until(terminal, "40 120")
 
 
-def test_the_same_name_leads_back_to_the_same_shell(capsule: Capsule) -> None:
-    with capsule.connect_terminal(name="work") as terminal:
-        terminal.send("COLOUR=blue; echo $((1 + 1)) set\n")
-        read_until(terminal, "2 set")
-    with capsule.connect_terminal(name="work") as terminal:
-        terminal.send("echo is $COLOUR\n")
-        read_until(terminal, "is blue")
-    with capsule.connect_terminal(name="other") as terminal:
-        terminal.send("echo is ${COLOUR:-none}\n")
-        read_until(terminal, "is none")
-
-
 def test_nothing_in_time_is_a_timeout(capsule: Capsule) -> None:
     with capsule.connect_terminal() as terminal:
         terminal.send("echo ready\n")
@@ -68,15 +56,6 @@ def test_nothing_in_time_is_a_timeout(capsule: Capsule) -> None:
         with pytest.raises(TimeoutError):
             while True:
                 terminal.recv(timeout=0.2)
-
-
-def test_the_end_of_the_sandbox_ends_the_terminal(capsule: Capsule) -> None:
-    with capsule.connect_terminal() as terminal:
-        terminal.send("echo ready\n")
-        read_until(terminal, "ready")
-        capsule.delete()
-        list(terminal)
-        assert terminal.reason
 
 
 def test_a_server_that_is_not_there() -> None:
