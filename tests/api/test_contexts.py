@@ -51,27 +51,6 @@ async def test_a_context_from_create_to_delete(api: Api, python: str) -> None:
     assert failure.value.code == "not_found"
 
 
-async def test_forms_of_a_value(api: Api, python: str) -> None:
-    code = """
-class Rich:
-    def __repr__(self): return "rich"
-    def _repr_html_(self): return "<b>"
-    def _repr_json_(self): return {"a": [1, None]}
-    def _repr_png_(self): return bytes(2_000_000)
-    def _repr_svg_(self): raise ValueError("no")
-display(Rich())
-"""
-    (rich,) = (await call(api, "run", id=python, code=code))["results"]
-    assert len(rich.pop("png")) == 2_666_668
-    assert rich == {
-        "is_main": False,
-        "text": "rich",
-        "html": "<b>",
-        "json": {"a": [1, None]},
-        "errors": {"svg": "ValueError: no"},
-    }
-
-
 async def test_a_timeout_and_a_death_are_data(api: Api, python: str) -> None:
     late = await call(api, "run", id=python, code="while True: pass", timeout_ms=200)
     assert (late["status"], late["state"]) == ("timed_out", "idle")

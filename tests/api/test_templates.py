@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -14,7 +13,6 @@ import httpx
 import pytest
 
 from tests.api.client import Api, RpcFailure, SseEvent, events
-from tests.support import eventually
 from tests.support.engine import EngineApi
 from tests.support.images import Images
 from tests.support.servers import RealServer, real_server
@@ -122,28 +120,6 @@ async def test_a_failing_step_comes_with_its_output(api: Api, images: Images, na
     said = await followed(api, f"/v1/templates/{name}/build", data)
     assert (said[-1].name, said[-1].data["details"]) == ("error", error["details"])
     assert (await api.http.get(f"/v1/templates/{name}")).status_code == 404
-
-
-async def test_a_client_that_leaves_cancels_the_build(
-    api: Api, images: Images, engine: EngineApi, name: str
-) -> None:
-    """Over JSON-RPC. Over REST the SDK's tests do it."""
-    data = context(f"FROM {images.alpine}\nRUN echo {name}; sleep 600\n")
-    params = {"name": name, "context_base64": base64.b64encode(data).decode()}
-
-    async def build() -> None:
-        # A connection of its own, which closes with it.
-        async with httpx.AsyncClient(verify=False, base_url=api.http.base_url, timeout=60) as http:
-            await Api(http).call("template.v1.build", params)
-
-    def running() -> int:
-        return sum(name in json.dumps(each) for each in engine.containers())
-
-    leaving = asyncio.create_task(build())
-    await eventually(lambda: running() == 1, what="it is being built", within=30)
-    leaving.cancel()
-    await asyncio.wait({leaving})
-    await eventually(lambda: running() == 0, what="it is cancelled", within=30)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from e2b import (
     E2B,
     CommandExitException,
     InvalidArgumentException,
-    NotFoundException,
     Sandbox,
     SandboxException,
     TimeoutException,
@@ -44,12 +43,6 @@ def test_output_comes_while_it_runs(shared: Sandbox) -> None:
         on_stderr=lambda text: seen.append("! " + text),
     )
     assert seen[:2] == ["one\n", "two\n"] and "! three\n" in seen
-
-
-def test_text_is_never_cut_inside_a_character(shared: Sandbox) -> None:
-    text = "é€😀" * 20_000
-    shared.files.write("/tmp/text", text)
-    assert shared.commands.run("cat /tmp/text").stdout == text
 
 
 def test_variables_and_folder(e2b: E2B) -> None:
@@ -91,14 +84,6 @@ def test_one_in_the_background_is_listed_and_killed(shared: Sandbox) -> None:
     assert shared.commands.kill(handle.pid) is False
 
 
-def test_a_child_that_holds_its_output_delays_no_end(shared: Sandbox) -> None:
-    assert shared.commands.run("sleep 30 & echo started", timeout=15).stdout == "started\n"
-    handle = shared.commands.run("sleep 60 & wait", background=True)
-    handle.kill()
-    with pytest.raises(CommandExitException):
-        handle.wait()
-
-
 def test_a_command_goes_on_after_a_disconnect(shared: Sandbox) -> None:
     handle = shared.commands.run(
         "echo before; until [ -e /tmp/go ]; do sleep 0.05; done; echo after; exit 4",
@@ -117,21 +102,6 @@ def test_a_command_goes_on_after_a_disconnect(shared: Sandbox) -> None:
     assert replayed.value.exit_code == 4
 
 
-def test_an_unknown_process_is_not_found(shared: Sandbox) -> None:
-    assert shared.commands.kill(999_999) is False
-    with pytest.raises(NotFoundException):
-        shared.commands.connect(999_999)
-    with pytest.raises(NotFoundException):
-        shared.commands.send_stdin(999_999, "x")
-
-
-def test_several_can_follow_one(shared: Sandbox) -> None:
-    handle = shared.commands.run("read x; echo got $x", background=True, stdin=True)
-    second = shared.commands.connect(handle.pid)
-    shared.commands.send_stdin(handle.pid, "it\n")
-    assert handle.wait().stdout == second.wait().stdout == "got it\n"
-
-
 def test_input_is_sent_in_pieces_and_closed(shared: Sandbox) -> None:
     handle = shared.commands.run("cat", background=True, stdin=True)
     handle.send_stdin("one\n")
@@ -142,13 +112,6 @@ def test_input_is_sent_in_pieces_and_closed(shared: Sandbox) -> None:
     with pytest.raises(SandboxException, match="error writing to stdin"):
         without.send_stdin("x")
     without.kill()
-
-
-def test_streamed_input_waits_for_a_slow_reader(shared: Sandbox) -> None:
-    handle = shared.commands.run("sleep 0.5; wc -c", background=True, stdin=True)
-    shared.commands.stream_input(handle.pid, (b"x" * 1000_000 for _ in range(8)))
-    handle.close_stdin()
-    assert handle.wait().stdout.strip() == "8000000"
 
 
 def test_output_of_any_length_comes_whole(shared: Sandbox) -> None:

@@ -135,14 +135,6 @@ async def test_a_signed_link_needs_nothing_else(wire: Wire, access: Access, box:
     assert bare.json() == {"code": 401, "message": "missing signature query parameter"}
 
 
-async def test_metrics_and_variables_of_the_sandbox(wire: Wire) -> None:
-    answer = (await wire.http.get("/metrics", headers=wire.headers)).json()
-    assert answer["cpu_count"] >= 1 and answer["mem_total"] > 0
-    assert (await wire.http.get("/envs", headers=wire.headers)).json() == {}
-    del wire.headers["x-access-token"]
-    assert (await wire.http.get("/envs", headers=wire.headers)).status_code == 401
-
-
 async def test_a_paused_sandbox_answers_as_one_that_does_not_run(wire: Wire, api: Api) -> None:
     await put(wire, "x", b"1")
     await api.rpc("pause", id=wire.id)
@@ -178,17 +170,6 @@ async def cut(wire: Wire, path: str, begun: Callable[[], Awaitable[bool]]) -> No
 async def size_of(wire: Wire, path: str) -> int | None:
     found = await wire.call(FILES + "Stat", {"path": path})
     return int(found.json()["entry"]["size"]) if found.status_code == 200 else None
-
-
-async def test_an_upload_that_is_cut_leaves_no_half(wire: Wire) -> None:
-    async def has_some() -> bool:
-        return bool(await size_of(wire, "new"))
-
-    async def gone() -> bool:
-        return await size_of(wire, "new") is None
-
-    await cut(wire, "new", has_some)
-    await eventually(gone, what="gone")
 
 
 async def test_an_upload_that_is_cut_changes_no_file_that_was_there(wire: Wire) -> None:

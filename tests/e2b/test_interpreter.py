@@ -14,7 +14,6 @@ from e2b import NotFoundException, SandboxException, TimeoutException
 from e2b_code_interpreter import Execution, Sandbox
 
 from capsule.edge.e2b.access import Access
-from tests.api.client import Api
 from tests.e2b.conftest import parameters
 from tests.support.servers import RealServer
 
@@ -203,16 +202,6 @@ def test_another_connection_finds_the_same_variables_and_files(place: RealServer
 def door(id: str, **more: str) -> dict[str, str]:
     named = {name.replace("_", "-"): value for name, value in more.items()}
     return {"e2b-sandbox-id": id, "e2b-sandbox-port": "49999", **named}
-
-
-async def test_running_code_needs_the_sandboxes_token(api: Api, box: str) -> None:
-    for headers in (door(box), door(box, x_access_token="ea_wrong")):
-        answer = await api.http.post("/execute", json={"code": "1"}, headers=headers)
-        assert answer.status_code == 401
-    assert (await api.http.get("/health", headers=door(box))).text == "OK"
-    assert (await api.http.get("/nothing", headers=door(box))).status_code == 404
-    gone = await api.http.get("/contexts", headers=door("nobody"))
-    assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
 
 
 def test_a_refusal_leaves_its_connection_open(server: RealServer, box: str, access: Access) -> None:

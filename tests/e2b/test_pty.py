@@ -6,10 +6,8 @@ import pytest
 from e2b import (
     CommandExitException,
     CommandHandle,
-    NotFoundException,
     PtySize,
     Sandbox,
-    SandboxException,
 )
 
 pytestmark = pytest.mark.real
@@ -50,16 +48,3 @@ def test_a_terminal_goes_on_without_its_viewer(shared: Sandbox) -> None:
     again.wait(on_pty=shown.append)
     assert b"still 42" in b"".join(shown)
     assert shared.pty.kill(handle.pid) is False
-
-
-def test_a_terminal_has_no_input_to_close_and_a_command_no_size(shared: Sandbox) -> None:
-    terminal = shared.pty.create(PtySize(rows=24, cols=80))
-    with pytest.raises(SandboxException, match="error closing stdin"):
-        shared.commands.close_stdin(terminal.pid)
-    assert [shared.pty.kill(terminal.pid) for _ in range(2)] == [True, False]
-    with pytest.raises(NotFoundException):
-        shared.pty.resize(terminal.pid, PtySize(rows=24, cols=80))
-    command = shared.commands.run("sleep 60", background=True)
-    with pytest.raises(SandboxException, match="error resizing tty"):
-        shared.pty.resize(command.pid, PtySize(rows=24, cols=80))
-    command.kill()

@@ -133,21 +133,6 @@ def test_a_snapshot_is_a_template(sandbox: Sandbox, e2b: E2B, run: Run) -> None:
         e2b.Sandbox.create(made.snapshot_id)
 
 
-def test_metadata_of_files_is_kept_with_them(sandbox: Sandbox, e2b: E2B) -> None:
-    sandbox.files.write("noted", "x", metadata={"author": "somebody"})
-    made = sandbox.create_snapshot()
-    (fork,) = sandbox.fork(timeout=60)
-    sandbox.pause(keep_memory=False)
-    sandbox.connect()
-    started = e2b.Sandbox.create(made.snapshot_id, timeout=60)
-    assert isinstance(fork, Sandbox)
-    for each in (sandbox, fork, started):
-        assert each.files.get_info("noted").metadata == {"author": "somebody"}
-    fork.kill()
-    started.kill()
-    e2b.Sandbox.delete_snapshot(made.snapshot_id)
-
-
 def test_a_named_snapshot_may_be_made_again(sandbox: Sandbox, e2b: E2B, run: Run) -> None:
     name = f"snap-{uuid.uuid4().hex[:8]}"
     for text in ("one", "two"):

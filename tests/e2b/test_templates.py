@@ -150,26 +150,6 @@ def test_templates_of_the_sdk_for_node(site: Site, node: Path) -> None:
     run_node_tests(node, "template", env)
 
 
-def test_no_step_becomes_an_instruction(site: Site, tmp_path: Path) -> None:
-    name = site.name()
-    command = "printf '%s' 'a\nUSER root\nRUN touch /owned' > text; id -un >> text"
-    Template.build(Template().from_image(site.image).run_cmd(command), name, **site.options)
-    with site.create(name) as sandbox:
-        assert sandbox.files.read("text").endswith("/owneduser\n")
-        assert not sandbox.files.exists("/owned")
-    for wrong in (
-        Template().from_image(site.image).set_envs({"A": "1\nUSER root"}),
-        Template().from_image(site.image).set_envs({"A B": "1"}),
-        Template().from_image(site.image).set_user("root\nRUN true"),
-        Template().from_image(f"{site.image}\nRUN true"),
-    ):
-        with pytest.raises(BuildException, match="400"):
-            Template.build(wrong, site.name(), **site.options)
-    for bad in ("../up", "Upper", "a" * 60, "a__b", "a\nb"):
-        with pytest.raises((BuildException, ValueError)):
-            Template.build(Template().from_image(site.image), bad, **site.options)
-
-
 async def test_templates_of_the_asynchronous_sdk(site: Site) -> None:
     name = site.name()
     template = AsyncTemplate().from_image(site.image).run_cmd("echo async > v")

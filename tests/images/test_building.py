@@ -244,22 +244,6 @@ async def _nobody(template: Template) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("python", "is built in"),
-        ("Upper", "not a name for an image"),
-        ("a..b", "not a name for an image"),
-        ("trailing-", "not a name for an image"),
-        ("../../etc", "not a name for an image"),
-        ("x" * 129, "not a name for an image"),
-    ],
-)
-async def test_names_are_checked(workshop: Workshop, name: str, message: str) -> None:
-    with pytest.raises(InvalidError, match=message):
-        await workshop.build(name, "FROM scratch\n")
-
-
 async def test_with_pulls_off_a_missing_base_is_refused_at_once(
     workshop: Workshop, data_dir: Path
 ) -> None:
@@ -270,15 +254,6 @@ async def test_with_pulls_off_a_missing_base_is_refused_at_once(
             await anext(engine.build(Template("x"), Recipe(context("FROM nowhere/at-all:1\n"))))
     finally:
         await engine.aclose()
-
-
-async def test_an_engine_that_is_not_there_is_told_at_once(data_dir: Path) -> None:
-    engine = DockerImages(ImageSettings(data_dir=data_dir, host=f"unix://{data_dir}/nobody.sock"))
-    async with asyncio.timeout(5):
-        with pytest.raises(UnavailableError, match="does not answer"):
-            await anext(engine.build(Template("x"), Recipe(context("FROM scratch\n"))))
-    await engine.aclose()
-    assert list((data_dir / "builds").glob("*")) == []
 
 
 async def test_a_template_in_use_is_not_removed(workshop: Workshop, images: Images) -> None:
