@@ -1,8 +1,7 @@
-"""Run system calls, or a program, under a seccomp filter and nothing else.
+"""Run system calls under a seccomp filter and nothing else.
 
-As a module: `attempt` and `run_confined`. As a script, the child that loads the filter:
-    confine.py FILTER calls   < a JSON list of calls, answers with a list of errnos (0: it worked)
-    confine.py FILTER exec PROGRAM ARGUMENTS…
+As a module: `attempt`. As a script, the child that loads the filter:
+    confine.py FILTER   < a JSON list of calls, answers with a list of errnos (0: it worked)
 FILTER is the path of a compiled program, or `-` for none.
 """
 
@@ -46,33 +45,21 @@ class Killed(Exception):
 def attempt(filter: bytes | None, *calls: tuple[Any, ...]) -> list[int]:
     """The errno of each call `(number, arguments…)`, made one after the other in one child."""
     encoded = [[call[0], *(_encoded(argument) for argument in call[1:])] for call in calls]
-    ended = _run(filter, ["calls"], input=json.dumps(encoded))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(filter or b"")
+        file.flush()
+        ended = subprocess.run(
+            [sys.executable, "-I", __file__, file.name if filter else "-"],
+            input=json.dumps(encoded),
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
     if ended.returncode < 0:
         raise Killed(signal.Signals(-ended.returncode).name)
     assert ended.returncode == 0, ended.stderr
     answers: list[int] = json.loads(ended.stdout)
     return answers
-
-
-def run_confined(
-    filter: bytes | None, *argv: str, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    return _run(filter, ["exec", *argv], **options)
-
-
-def _run(
-    filter: bytes | None, arguments: list[str], **options: Any
-) -> subprocess.CompletedProcess[str]:
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(filter or b"")
-        file.flush()
-        return subprocess.run(
-            [sys.executable, "-I", __file__, file.name if filter else "-", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            **options,
-        )
 
 
 def _encoded(argument: Any) -> Any:
@@ -127,12 +114,10 @@ def _decoded(argument: Any) -> Any:
 
 
 def main() -> None:
-    path, what, *argv = sys.argv[1:]
-    calls = json.load(sys.stdin) if what == "calls" else []
+    (path,) = sys.argv[1:]
+    calls = json.load(sys.stdin)
     if path != "-":
         load(Path(path).read_bytes())
-    if what == "exec":
-        os.execvp(argv[0], argv)
     sys.stdout.write(json.dumps([call(*each) for each in calls]))
 
 
