@@ -57,6 +57,17 @@ def key(entry: E2bLogEntry) -> tuple[str, str]:
     return entry.fields["pid"], entry.message
 
 
+def test_within_a_millisecond_the_log_has_the_end_before_the_next_start() -> None:
+    newest_first = [run(2, NOW + 0.0102, 3.0), run(1, NOW, 10.1)]  # as the agent lists them
+    found = chosen(newest_first, Wanted())
+    assert [key(each) for each in found] == [
+        ("1", "Process started"),
+        ("1", "Process ended"),
+        ("2", "Process started"),
+        ("2", "Process ended"),
+    ]
+
+
 def test_a_cursor_of_the_log_loses_no_entry_in_either_direction() -> None:
     forward, backward = chosen(RUNS, Wanted()), chosen(RUNS, Wanted(backward=True))
     assert len(forward) == 102 and backward == forward[::-1]

@@ -51,9 +51,11 @@ class Wanted(NamedTuple):
 
 
 def chosen(execs: Sequence[Begun], wanted: Wanted) -> list[E2bLogEntry]:
-    """In the order that is asked for: backward is forward turned round, also within a moment."""
-    told = (entry for began, info in execs for entry in _told(info, began))
-    entries = sorted(told, key=lambda entry: entry.timestamp)
+    """In the order that is asked for: backward is forward turned round. Within a millisecond the
+    entries of the earlier program come first."""
+    earlier_first = sorted(execs, key=lambda each: each.at)
+    entries = [entry for began, info in earlier_first for entry in _told(info, began)]
+    entries.sort(key=lambda entry: entry.timestamp)
     if wanted.backward:
         entries.reverse()
     found = [entry for entry in entries if _is_wanted(entry, wanted)]
