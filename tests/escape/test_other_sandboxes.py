@@ -159,7 +159,9 @@ while held["signals"] < 200_000 and libc.sigqueue(os.getpid(), 40, 0) == 0: held
 print(held, flush=True)
 open("ready", "w").close()
 end = time.monotonic() + 10
-while time.monotonic() < end and not os.path.exists("done"): time.sleep(0.01)
+while time.monotonic() < end and not os.path.exists("done"):
+    libc.sigqueue(os.getpid(), 40, 0)  # what others of this user give back
+    time.sleep(0.001)
 """
 
 USE = """
@@ -213,10 +215,11 @@ def test_another_sandbox_keeps_what_is_counted_per_user(cell: Cell) -> None:
         before = other.exec("python3", "-c", USE)["out"]
         running = sandbox.send("python3", "-c", HOARD)
         _until_ready(sandbox)
-        after = other.exec("python3", "-c", USE)["out"]
+        # More than once: another test of this user may give something back at the first look.
+        after = {other.exec("python3", "-c", USE)["out"] for _ in range(3)}
         sandbox.write("/workspace/done")
         cell.driver.wait(running)
-    assert "timer" in before.split() and after == before
+    assert "timer" in before.split() and after == {before}
 
 
 def _until_ready(sandbox: Sandbox) -> None:

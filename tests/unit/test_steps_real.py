@@ -55,9 +55,10 @@ async def test_each_exec_leaves_a_step_and_undo_goes_back(folder: Path) -> None:
 async def test_a_step_copies_what_changed_and_not_what_there_is(folder: Path) -> None:
     async with serving(folder) as service:
         big = "head -c 5000000 /dev/urandom > big; for i in $(seq 200); do echo $i > f$i; done"
-        # What is written within a tick of the clock before a step counts for the next, too.
+        # What is written within a tick of the clock before a step counts for the next, too, and
+        # after two steps within a tick all files are copied.
         tick = "sleep 0.05"
-        commands = (f"{big}; {tick}", f"echo new > small; {tick}", "true", "echo x >> f7")
+        commands = (f"{big}; {tick}", f"echo new > small; {tick}", tick, "echo x >> f7")
         id = await stepping(service, *commands)
         steps = service.steps.list(id)
         assert steps[1].copied > 5_000_000
