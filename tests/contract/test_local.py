@@ -16,7 +16,10 @@ from capsule.testing.suite import *  # noqa: F403  # the tests
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture(params=[Isolation.NAMESPACES, Isolation.LANDLOCK])
+LANDLOCK = pytest.param(Isolation.LANDLOCK, marks=pytest.mark.needs("landlock"))
+
+
+@pytest.fixture(params=[Isolation.NAMESPACES, LANDLOCK])
 def isolation(request: pytest.FixtureRequest) -> Isolation:
     level: Isolation = request.param
     return level

@@ -24,7 +24,7 @@ from tests.faults.calls import (
 )
 from tests.faults.footprint import names_in, processes
 from tests.faults.machine import Machine, checked, machine, running
-from tests.support import eventually, free_port
+from tests.support import alive, eventually, free_port
 from tests.support.nursery import Nursery
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
@@ -114,10 +114,6 @@ async def ends_when_cleared_away(nursery: Nursery, level: str) -> None:
         assert await delete(http, id) == 200
         await host.agree()
         assert (await execute(http, other, "echo fine"))["stdout"] == "fine\n"
-
-
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def forkers(host: Machine, id: str) -> list[int]:

@@ -38,6 +38,10 @@ def free_port() -> int:
         return port
 
 
+def alive(pid: int | None) -> bool:
+    return os.path.lexists(f"/proc/{pid}")
+
+
 def listens(port: int) -> bool:
     """Whether somebody does, at this port of loopback."""
     with socket.socket() as probe:

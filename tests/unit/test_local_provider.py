@@ -35,7 +35,7 @@ from capsule.model import (
 from capsule.providers.contract import Box
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
-from tests.support import eventually
+from tests.support import alive, eventually
 from tests.support.folders import server_folder
 
 pytestmark = pytest.mark.real
@@ -68,7 +68,10 @@ async def close(provider: LocalProvider) -> None:
     await provider.aclose()
 
 
-@pytest.fixture(params=[Isolation.NAMESPACES, Isolation.LANDLOCK])
+LANDLOCK = pytest.param(Isolation.LANDLOCK, marks=pytest.mark.needs("landlock"))
+
+
+@pytest.fixture(params=[Isolation.NAMESPACES, LANDLOCK])
 async def provider(
     request: pytest.FixtureRequest, dirs: Path, agent_binary: Path
 ) -> AsyncIterator[LocalProvider]:
@@ -104,10 +107,6 @@ def leftovers(box: Box) -> list[str]:
     data = box.handle.data
     paths = [*data["cgroups"], data["disk_dir"], f"/proc/{data['keeper']}"]
     return [path for path in paths if path and os.path.lexists(path)]
-
-
-def alive(pid: int | None) -> bool:
-    return os.path.lexists(f"/proc/{pid}")
 
 
 async def test_two_servers_may_use_the_same_id(
@@ -269,3 +268,19 @@ async def test_what_could_not_be_removed_stays_owned(namespaces: LocalProvider) 
     await box.destroy()
     assert await handles(namespaces) == []
     await eventually(lambda: not leftovers(box), what="nothing of the box is left")
+
+
+@pytest.mark.needs("root", "cgroup")
+async def test_cgroups_of_a_cleared_run_directory_are_removed_at_the_next_start(
+    namespaces: LocalProvider, agent_binary: Path
+) -> None:
+    box = await namespaces.launch(SandboxId("one"), SPEC)
+    own = [Path(each) for each in box.handle.data["cgroups"]]
+    lost = [each.with_name(each.name.replace("one-", "lost-")) for each in own]
+    for each in lost:
+        await asyncio.to_thread(each.mkdir)
+    settings = namespaces.settings
+    again = await opened(settings.run_dir.parent, agent_binary, Isolation.NAMESPACES)
+    await again.aclose()
+    assert not any(map(os.path.lexists, lost)) and all(map(os.path.lexists, own))
+    await box.destroy()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +69,14 @@ class Cgroups:
                 if name in self.files
             )
         return [{"dir": at, "set": rows} for at, rows in by_dir.items()]
+
+    def remove_lost(self, instance: str, recorded: Collection[str]) -> None:
+        """Remove cgroups of boxes of which there is no record: the run directory was cleared."""
+        for base in set(self.bases.values()):
+            for found in base.glob(f"*-{instance}"):
+                if found.name.removesuffix(f"-{instance}") not in recorded:
+                    with contextlib.suppress(OSError):  # it has processes
+                        found.rmdir()
 
 
 def _settings_v1(controller: str, limits: Limits, memory: int) -> list[tuple[str, str]]:

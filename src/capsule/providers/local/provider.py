@@ -323,6 +323,7 @@ class LocalProvider(Provider):
         if not left:
             self._views.clear()
         self._views.drop_lost(self._boxes)
+        host.facts.cgroups.remove_lost(self._instance, dict(left))
         host.disks.prepare()
         if "snapshot" in host.features:
             host.layers.prepare()
