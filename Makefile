@@ -12,6 +12,9 @@ PINS := pyproject.toml scripts/setup hatch_build.py
 SOURCES := src sdk tests bench examples docs hatch_build.py agent/build_agent.py
 
 export VENV
+# Set-up writes nothing outside the clone.
+export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
+export ZIG_GLOBAL_CACHE_DIR ?= $(CURDIR)/.cache/zig
 # Tests start Python a thousand times: somebody who keeps it from remembering what it compiled would wait for that.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -186,7 +186,10 @@ class Run:
             for name, reason in self._failed.items():
                 print(f"  {name}\n      {reason}")
             names = " ".join(f"'{name}'" for name in list(self._failed)[:MOST_RETRIED])
-            print(f'again: make test ARGS="{names}"')
+            which = (
+                f"again, the first {MOST_RETRIED}" if len(self._failed) > MOST_RETRIED else "again"
+            )
+            print(f'{which}: make test ARGS="{names}"')
         for what in self._broken:
             print(what)
         total = f"{passed:,} passed, {len(self._failed):,} failed, {len(self._flaky)} flaky"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 from typing import Any, cast
@@ -29,6 +29,7 @@ from capsule.model import (
 )
 from capsule.service import CreateRequest, ExecCall, ExecResult, Sandbox, Service
 from capsule.service.caller import OPERATOR, Caller
+from tests.support.folders import server_folder
 
 NOW = datetime(2024, 1, 19, 10, 0, tzinfo=UTC)
 
@@ -134,11 +135,15 @@ class Running:
 async def serving(service: ServiceDouble | None = None, **settings: Any) -> AsyncIterator[Running]:
     service = service or ServiceDouble()
     gate = Gate()
-    # In a thread: what starts up may look at files, what serves may not.
-    config = await asyncio.to_thread(Config, port=0, **settings)
-    app = await asyncio.to_thread(build_app, config, cast(Service, service), gate)
-    server = Server(config, app, gate, on_drain=service.drain)
-    with bind(config) as listener:
+    with ExitStack() as stack:
+        base = stack.enter_context(server_folder("cd-", data=None))
+        dirs = {"data_dir": base / "d", "run_dir": base / "r"}
+        dirs["data_dir"].mkdir()
+        # In a thread: what starts up may look at files, what serves may not.
+        config = await asyncio.to_thread(Config, port=0, **{**dirs, **settings})
+        app = await asyncio.to_thread(build_app, config, cast(Service, service), gate)
+        server = Server(config, app, gate, on_drain=service.drain)
+        listener = stack.enter_context(bind(config))
         listener.listen()
         port = listener.getsockname()[1]
         async with asyncio.TaskGroup() as group:

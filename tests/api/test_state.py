@@ -164,7 +164,7 @@ async def test_volumes_over_rest(api: Api) -> None:
     assert small.status_code == 400 and small.json()["error"]["details"]["field"] == "size"
 
 
-@pytest.mark.needs("root")
+@pytest.mark.needs("root", "e2fsprogs")
 async def test_a_volume_with_a_size_shows_it(api: Api) -> None:
     made = await api.call("volume.v1.create", {"name": "sized", "size": 20 * MIB})
     try:

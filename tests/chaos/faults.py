@@ -42,7 +42,7 @@ class Faults:
                 pause = self.dice.uniform(0.2, 3.0)
                 if time.monotonic() + pause > until:
                     return
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause)  # a random moment of the clients
                 self.model.counts[fault.__name__] += 1
                 self.model.note("", f"--- {fault.__name__}")
                 await fault()
@@ -66,6 +66,7 @@ class Faults:
         await self.shoot()
         for _ in range(self.dice.randint(1, 3)):
             self.host.spawn()
+            # A random moment of the start.
             await asyncio.sleep(self.dice.uniform(0.1, 1.0) * self.start_takes)
             await self.shoot()
         await self.start()
@@ -118,7 +119,7 @@ class Faults:
         # A sandbox's disk is a sparse file: what was answered before is to be in it.
         await asyncio.to_thread(os.sync)
         with filled(self.host.base / "data"):
-            await asyncio.sleep(self.dice.uniform(1.0, 4.0))
+            await asyncio.sleep(self.dice.uniform(1.0, 4.0))  # clients work on meanwhile
         for client in self.clients:
             client.worn = True
         self.model.full_until = time.monotonic() + 3.0

@@ -189,10 +189,9 @@ def test_the_host_keeps_what_is_counted_per_user(cell: Cell, folder: Path) -> No
     assert ended.output == "inotify timer\n"
 
 
+@pytest.mark.needs("root")
 def test_hoarding_works_outside(peer: User, folder: Path) -> None:
     """The same program without a sandbox leaves its user nothing."""
-    if os.getuid() != 0:
-        pytest.skip("needs root, the suite runs as an ordinary user")
     home = folder / "home"
     home.mkdir()
     os.chown(home, peer.uid, peer.uid)

@@ -20,7 +20,7 @@ from tests.support import eventually
 from tests.support.disks import filled
 from tests.support.nursery import Nursery
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.real, pytest.mark.needs("e2fsprogs"), pytest.mark.timeout(90)]
 
 MIB = 1024 * 1024
 

@@ -19,6 +19,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from capsule.providers.local import cgroups
 from tests.support import IN_CI, ROOT
@@ -27,6 +28,7 @@ from tests.support.engine import CACHE, EngineApi, EngineMissing, find_runsc
 # The findings of the run's first process, for its workers.
 FOUND = "CAPSULE_TEST_COMPONENTS"
 SBIN = "/usr/sbin:/sbin"
+CAP_SYS_ADMIN = 1 << 21
 ROOTS_OWN = ("root", "dockerd", "podman", "qemu")  # with CI=true, an ordinary user may lack these
 
 
@@ -60,15 +62,22 @@ def _file(pattern: str, what: str) -> Callable[[], str]:
 
 
 def _root() -> str:
-    return "" if os.geteuid() == 0 else "the tests run as an ordinary user"
+    if os.geteuid():
+        return "the tests run as an ordinary user"
+    return "" if _effective() & CAP_SYS_ADMIN else "root may not mount here (CAP_SYS_ADMIN)"
+
+
+def _effective() -> int:
+    """Our capabilities."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("CapEff:")[2].split()[0], 16)
 
 
 def _cgroup() -> str:
     layout = cgroups.find_here()
     if layout.version == 2 and layout.unified is not None:
         own = layout.unified / layout.own.lstrip("/") / "cgroup.subtree_control"
-        writable = os.geteuid() == 0 or os.access(own, os.W_OK)
-        return "" if writable else f"{own} belongs to another user"
+        return "" if os.access(own, os.W_OK) else f"{own} cannot be written"
     return cgroups.prepare(layout, os.geteuid()).problems.get("memory", "")
 
 
@@ -125,6 +134,11 @@ def _environment(name: str, *programs: str) -> Callable[[], str]:
     return lambda: _programs(*programs)() or ("" if IN_CI else made())
 
 
+def _node_versions() -> str:
+    made = len(glob.glob(str(CACHE / "node/*/bin/node")))
+    return "" if made >= 3 or _x86_64() else f"{made} of 3 were unpacked"
+
+
 def _qemu() -> str:
     kernel = _file(str(ROOT / ".cache/vm/boot/vmlinuz-*"), "no kernel to boot was unpacked")
     return _programs("qemu-system-x86_64", "cpio", "busybox")() or kernel()
@@ -157,6 +171,9 @@ _ALL = (
     Component("podman", "containers of Podman", _programs("podman"), "podman"),
     Component("go", "Go programs and templates", _programs("go"), "golang-go"),
     Component("node", "JavaScript contexts and programs", _programs("node"), "nodejs"),
+    Component(
+        "node-versions", "contexts in Node 18, 22 and 24", _node_versions, script="node-versions"
+    ),
     Component("npm", "installs of npm packages", _programs("node", "npm"), "npm"),
     Component("node-sdks", "E2B's SDK for Node", _environment("node", "npm"), script="node-sdks"),
     Component(
@@ -193,7 +210,6 @@ _ALL = (
         "linux-libc-dev",
     ),
     Component("e2fsprogs", "disk images of ext4", _programs("mkfs.ext4"), "e2fsprogs"),
-    Component("tmux", "the command line in a terminal", _programs("tmux"), "tmux"),
     Component("busybox", "templates of other images", _programs("busybox"), "busybox-static"),
     Component("systemd", "the shipped unit files", _programs("systemd-analyze"), "systemd"),
     Component("x86-64", "system calls of x86-64 alone", _x86_64, hint="another machine"),

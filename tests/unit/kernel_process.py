@@ -53,7 +53,7 @@ def pythons() -> list[ParameterSet]:
 
 
 def nodes() -> list[ParameterSet]:
-    """Node, with the versions that scripts/test-machine has unpacked."""
+    """Node, with the versions that scripts/test-components has unpacked."""
     return versions("node", CACHE.glob("node/*/bin/node"))
 
 

@@ -83,7 +83,7 @@ async def a_paused_box_uses_no_cpu_and_goes_on(m: Machine) -> None:
     frozen = list(Path("/sys/fs/cgroup").rglob("*vm1*/cgroup.events"))
     assert any("frozen 1" in path.read_text() for path in frozen), frozen
     before = (await m.link.usage()).cpu_ms
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # the time in which it would have used some
     assert (await m.link.usage()).cpu_ms == before
     await m.box.resume()
     now = await _count(m)

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.support import component_missing
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "vm"
 
 
-def kernel() -> Path:
-    for program in ("qemu-system-x86_64", "cpio", "busybox"):
-        if shutil.which(program) is None:
-            component_missing(f"{program} is not installed")
-    found = sorted(CACHE.glob("boot/vmlinuz-*"))
-    if not found:
-        component_missing("no kernel to boot was unpacked (scripts/test-machine does it as root)")
-    return found[-1]
-
-
-@pytest.mark.slow
+@pytest.mark.needs("qemu")
 @pytest.mark.timeout(400)
 def test_limits_hold_under_cgroup_2_on_an_older_kernel(tmp_path: Path) -> None:
-    image, boot = tmp_path / "vm.cpio", kernel()
+    image, boot = tmp_path / "vm.cpio", max(CACHE.glob("boot/vmlinuz-*"))
     site = sysconfig.get_path("purelib")
     build = ROOT / "tests" / "vm" / "build_image.sh"
     subprocess.run([build, CACHE / "lib" / "modules", site, image], check=True)

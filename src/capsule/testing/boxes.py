@@ -141,7 +141,7 @@ class TestLifecycle:
         lasted = time.monotonic() - began
         await usual.box.destroy()
         task = asyncio.create_task(launch())
-        await asyncio.sleep(part * lasted)
+        await asyncio.sleep(part * lasted)  # a moment of the launch
         task.cancel()
         try:
             subject = await task
