@@ -216,7 +216,7 @@ void hide_memory(void);
 int landlock_abi(void);
 
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
-enum ctl_command { C_GO = 1, C_DISK, C_CGROUPS, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL,
+enum ctl_command { C_GO = 1, C_DISK, C_CGROUPS, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL, C_SIGNALED,
                    C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW, C_SHEPHERD,
                    C_VISIT };
 enum spawn_kind { K_EXEC, K_FILE, K_SAVE, K_SUDO };

@@ -273,9 +273,17 @@ void exec_killed(const struct ctl *m) {
         if (c->role == ROLE_KILL && c->exec == e) exec_killed_reply(c);
 }
 
+void exec_signaled(const struct ctl *m) {
+    struct exec *e = exec_by_no(m->no);
+    if (!e) return;
+    e->signals--;
+    exec_flush_input(e);
+}
+
 /* What pid 1, or its stand-in, is to do to an exec's processes. */
 void exec_tell(struct exec *e, enum ctl_command command, int kind, int signal) {
     e->noted |= e->shepherd > 0;
+    e->signals += command == C_SIGNAL;
     ctl_tell(&(struct ctl){.command = command, .no = e->no, .pid = e->shepherd, .kind = kind, .signal = signal}, NULL, 0);
 }
 
@@ -371,8 +379,11 @@ void exec_readable(struct exec *e, int which) {
     }
 }
 
+/* Input that comes after a signal reaches the program after it: an interrupt must not hit the run that follows. */
+bool exec_has_input(const struct exec *e) { return e->input.n && !e->signals; }
+
 void exec_flush_input(struct exec *e) {
-    while (e->input.n && e->in >= 0) {
+    while (exec_has_input(e) && e->in >= 0) {
         ssize_t n = RETRY(write(e->in, e->input.p, e->input.n));
         if (n < 0 && errno == EAGAIN) return;
         if (n <= 0) { e->input.n = 0; break; } /* it does not read any more; what it did not take is lost, as in a pipe */

@@ -329,9 +329,9 @@ static bool continue_kills(void) {
 
 static void signal_task(const struct ctl *m) {
     struct task *t = find_or_note(m);
-    if (!t) return;
-    if (m->kind || !box.namespaces) sweep_signal(tag_of_task(t), t->pid, m->signal);
-    else if (t->alive) kill(-t->pid, m->signal); /* every exec leads a session of its own */
+    if (t && (m->kind || !box.namespaces)) sweep_signal(tag_of_task(t), t->pid, m->signal);
+    else if (t && t->alive) kill(-t->pid, m->signal); /* every exec leads a session of its own */
+    tell(&(struct ctl){.command = C_SIGNALED, .no = m->no}, NULL, 0);
 }
 
 static void forget(uint32_t no) {

@@ -62,6 +62,7 @@ static void hear_init(void) {
         case C_SPAWNED: exec_spawned(&h.m); break;
         case C_EXITED: exec_exited(&h.m); break;
         case C_KILLED: exec_killed(&h.m); break;
+        case C_SIGNALED: exec_signaled(&h.m); break;
         case C_SOCKETED: net_socketed(&h.m, h.fd); break;
         case C_COUNTED: counted(&h.m); break;
         case C_FROZEN: freeze_heard(&h.m); break;
@@ -156,12 +157,12 @@ static void gather(void) {
     add(keeper.saving, POLLIN, (struct watch){W_SAVE, NULL, 0});
     flock_watch(add_shepherd);
     for (struct exec *e = keeper.execs; e; e = e->next) {
-        short first = (short)((exec_waits(e, 0) ? 0 : POLLIN) | (e->tty && e->input.n ? POLLOUT : 0));
+        short first = (short)((exec_waits(e, 0) ? 0 : POLLIN) | (e->tty && exec_has_input(e) ? POLLOUT : 0));
         if (e->look_at <= 0 && first) add(e->out[0], first, (struct watch){W_EXEC, e, 0});
         if (!exec_waits(e, 1)) add(e->out[1], POLLIN, (struct watch){W_EXEC, e, 1});
         add(e->status_fd, POLLIN, (struct watch){W_EXEC, e, 2});
         add(e->carry_fd, POLLIN, (struct watch){W_EXEC, e, 3});
-        if (!e->tty && e->input.n) add(e->in, POLLOUT, (struct watch){W_INPUT, e, 0});
+        if (!e->tty && exec_has_input(e)) add(e->in, POLLOUT, (struct watch){W_INPUT, e, 0});
     }
     for (struct conn *c = keeper.conns; c; c = c->next) {
         short events = (short)((conn_wants_input(c) ? POLLIN : 0) | ((c->out.n > c->out_at && !conn_holds_back(c)) || c->more ? POLLOUT : 0));

@@ -27,6 +27,7 @@ struct exec {
     struct output output[2];
     struct buf input, carry, argv;
     double started, deadline, grace_at, look_at; /* ms; 0: none */
+    uint32_t signals;             /* that pid 1 was told of and has not sent yet */
     uint64_t oom_before;
     uint64_t final[2];            /* bytes of output when it ended; what it left behind may write on */
     int status;                   /* as wait(2) gave it */
@@ -82,8 +83,10 @@ void exec_spawned(const struct ctl *m);
 void exec_not_started(struct exec *e, int err, const char *stage); /* e is gone */
 void exec_exited(const struct ctl *m);
 void exec_killed(const struct ctl *m);
+void exec_signaled(const struct ctl *m);
 void exec_readable(struct exec *e, int which); /* 0, 1: output; 2: status; 3: carry */
 bool exec_waits(const struct exec *e, int which); /* for who reads its output too slowly */
+bool exec_has_input(const struct exec *e);
 void exec_flush_input(struct exec *e);
 void exec_tick(struct exec *e, double now);
 void exec_end(struct exec *e, const char *cause, int signal);

@@ -248,6 +248,25 @@ class TestSignals:
             await drain(stream)
         assert stream.exit is not None and stream.exit.signal == 9
 
+    async def test_input_after_a_signal_arrives_after_it(self, subject: Subject) -> None:
+        code = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+print("up")
+for line in sys.stdin.buffer.raw:
+    came = signal.sigpending()
+    came and signal.sigwait(came)
+    print(line.decode().strip(), len(came))
+"""
+        async with await subject.start_python(code, stdin=True) as stream:
+            await read_until(stream, b"up\n")
+            for number in range(200):
+                await stream.signal("INT")
+                await stream.send(b"%d\n" % number)
+                await read_until(stream, b"%d 1\n" % number)
+            await stream.send_eof()
+            await drain(stream)
+
     async def test_a_program_that_dies_of_a_sent_signal_was_signaled(
         self, subject: Subject
     ) -> None:
