@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -81,8 +82,10 @@ async def test_execs_without_a_pause_leave_no_trace(own_nursery: Nursery) -> Non
         threads = len(os.listdir(f"/proc/{machine.pid}/task"))
         memory = machine.memory()
         done = await hammer(http, ids, 8.0)
-        assert done > 200
-        assert [belongings(pid) for pid in keepers] == before
+        assert done > 200  # at 10 keepers: a descriptor per exec would be 20 more
+        after = [belongings(pid) for pid in keepers]
+        # A connection of the last exec may be open still, or have been before.
+        assert all(now <= was + 2 for now, was in zip(after, before, strict=True)), (before, after)
         assert machine.footprint().zombies == []
         assert len(os.listdir(f"/proc/{machine.pid}/task")) <= threads + 2
         assert machine.memory() - memory < 16 * MIB
@@ -103,13 +106,12 @@ async def hammer(http: httpx.AsyncClient, ids: list[str], seconds: float) -> int
     return done
 
 
-def belongings(pid: int) -> tuple[int, int]:
+def belongings(pid: int) -> int:
     """How many descriptors (if we may see them) and children a keeper has."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd")), len(children)
-    except PermissionError:
-        return 0, len(children)
+    with suppress(PermissionError):
+        return len(os.listdir(f"/proc/{pid}/fd")) + len(children)
+    return len(children)
 
 
 HOSTILE = {
