@@ -402,3 +402,30 @@ async def test_a_kill_while_an_interpreter_starts_leaves_its_context_usable(
         assert texts(await box.run("x")) == ["2"]
         (left,) = [each.id for each in await service.execs(box.id) if each.running]
         assert left == (await box.contexts.list(box.id))[0].exec_id
+
+
+@pytest.mark.parametrize("code", ["x = 1", "x = 1; import time; time.sleep(60)"])
+async def test_a_kill_in_a_restart_leaves_its_context_usable(
+    folder: Path, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = asyncio.Event()
+
+    async def stop(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with serving(folder, drain="keep") as service:
+        box = await Box.create(service)
+        context = await box.context()
+        live = await box.start(code, context)
+        if "sleep" not in code:
+            await end_of(live)
+        with monkeypatch.context() as patched:
+            patched.setattr(interpreters.Interpreters, "renew", stop)  # the old one has ended
+            restart = asyncio.create_task(box.contexts.restart(box.id, context))
+            await reached.wait()
+            restart.cancel()
+            await asyncio.gather(restart, return_exceptions=True)
+    async with serving(folder) as service:
+        box = Box(service, box.id)
+        assert texts(await box.run("'x' in globals()", context)) == ["False"]

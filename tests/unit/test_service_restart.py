@@ -22,6 +22,7 @@ from capsule.model import (
 )
 from capsule.service import CreateRequest, ExecCall, RunCall
 from capsule.service.entry import Entry, Record
+from capsule.service.happenings import Kind
 from capsule.service.store import SqliteStore
 from tests.support import eventually
 from tests.unit.service_double import (
@@ -195,6 +196,28 @@ async def test_a_dead_box_fails_with_a_reason_and_can_be_deleted(tmp_path: Path)
         await b.service.delete(made.id)
         assert b.service.list() == []
     assert await rows(tmp_path) == {}
+
+
+async def test_an_end_is_recorded_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a server that is killed in between leaves one that ends, and tells it, once more."""
+    seen: list[str] = []
+    save = SqliteStore.save
+
+    async def saved(store: SqliteStore, *records: Record) -> None:
+        await save(store, *records)
+        seen.extend(record.state for record in records)
+
+    async with bench(tmp_path) as b:
+        deleted, failed = [await b.service.create(CreateRequest()) for _ in range(2)]
+        monkeypatch.setattr(SqliteStore, "save", saved)
+        b.service.happenings.listeners.append(lambda happening: seen.append(happening.kind))
+        await b.service.delete(deleted.id)
+        b.world.kill(failed.id)
+        b.clock.pass_time(4)
+        await b.service._pulse.round()
+    assert seen == [State.STOPPING, Kind.DELETED, State.FAILED, Kind.FAILED]
 
 
 async def test_trouble_of_our_own_fails_no_sandbox(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from capsule.model import ExecId, ExecInfo, SandboxId
 from capsule.service import kernel_wire as wire
 from capsule.service import validate
 from capsule.service.access import Access
-from capsule.service.context import RESTARTED, Context, ContextInfo, ContextRecord
+from capsule.service.context import Context, ContextInfo, ContextRecord
 from capsule.service.context_calls import (
     ContextCall,
     ContextRun,
@@ -194,7 +194,7 @@ class Contexts:
         visit = self._access.visit(id)
         context = _found(await self._shelf(visit.entry), name)
         async with visit as link:
-            await kill(link, context, RESTARTED)
+            await self._interpreters.give_up(visit.entry, link, context)
             async with context.turn:
                 await self._interpreters.renew(visit.entry, link, context)
                 return context.info()

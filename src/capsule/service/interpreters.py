@@ -75,6 +75,12 @@ class Interpreters:
         else:
             await self._store.remove_context(entry.id, context.id)
 
+    async def give_up(self, entry: Entry, link: AgentLink, context: Context) -> None:
+        """It is to be renewed. Recorded before the kill, or the next server would find it dead."""
+        context.record = replace(context.record, greeted=False)
+        await self._store.save_context(entry.id, context.record)
+        await kill(link, context, RESTARTED)
+
     async def renew(self, entry: Entry, link: AgentLink, context: Context) -> None:
         """A new interpreter under the same id; the old one is killed."""
         await kill(link, context, RESTARTED)
@@ -129,8 +135,13 @@ class Interpreters:
 
     async def bury(self, entry: Entry, context: Context, reason: str) -> None:
         await hang_up(context)
-        if not context.record.dead:
-            await self.save(entry, context, replace(context.record, dead=reason, busy=False))
+        if context.record.dead:
+            return
+        record = replace(context.record, dead=reason, busy=False)
+        if reason == RESTARTED:
+            context.record = record  # and not in the store: there it waits for another
+        else:
+            await self.save(entry, context, record)
 
     async def save(self, entry: Entry, context: Context, record: ContextRecord) -> None:
         """What a restarted server would find out by itself: worth trying, not worth failing."""

@@ -350,9 +350,9 @@ class Sandboxes:
             if entry.state is not State.STOPPING:
                 announced = entry.state is not State.CREATING  # a killed server was making it
                 self.move(entry, State.STOPPING, reason)
+                await self.note(entry)  # first, or after a kill in between it is told again
                 if announced:
                     self._tell(kind, entry)
-                await self.note(entry)
             await self._destroy_box(entry)
         except BaseException:
             # It stays `stopping`; the reaper, the next delete or the next start tries again.
@@ -432,11 +432,11 @@ class Sandboxes:
             return
         log.warning("sandbox failed", sandbox=entry.id, reason=reason)
         self.move(entry, State.FAILED, reason)
-        self._tell(Kind.FAILED, entry)
         entry.link = None
         entry.end()
         self._tasks.spawn(self._scrap(entry), f"scrap {entry.id}")
         await self.note(entry)
+        self._tell(Kind.FAILED, entry)
 
     async def _scrap(self, entry: Entry) -> None:
         try:
