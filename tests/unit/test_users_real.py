@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from capsule.errors import InvalidError
+from capsule.model import Isolation
 from capsule.service import ContextCall, ContextRun, CreateRequest, ExecCall, RunCall, Service
 from tests.unit.test_service_real import folder, serving
 
@@ -71,6 +72,16 @@ async def test_everything_starts_at_home(base: Sandbox) -> None:
     assert context.cwd == "/home/user"
     result = await base.service.contexts.run(base.id, ContextRun(code, context.id))
     assert result.stdout == b"/home/user\n"
+
+
+async def test_no_further_user_namespace_is_allowed_but_roots_own(base: Sandbox) -> None:
+    """Behind seccomp: once root's stands, the kernel's count for the box is zero again."""
+    if base.service.get(base.id).isolation is not Isolation.NAMESPACES:
+        pytest.skip("the count is a user namespace's, and there is none")
+    allowed = "cat /proc/sys/user/max_user_namespaces"
+    assert await base.sh(allowed) == "0\n"
+    assert await base.sh("id -u", user="root") == "0\n"
+    assert await base.sh(allowed) == "0\n", "after an exec as root"
 
 
 async def test_a_context_can_be_roots(base: Sandbox) -> None:
