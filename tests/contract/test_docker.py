@@ -22,7 +22,7 @@ from tests.contract.shelf import (
     shelves,
     subject_that_is_shared,
 )
-from tests.support.engine import EngineApi
+from tests.support.engine import PATIENCE, EngineApi
 from tests.support.images import Images
 
 __all__ = ["launch_of_ones_own", "provider_of_ones_own", "shelves", "subject_that_is_shared"]
@@ -90,6 +90,7 @@ def provider_of(kind: Kind, url: str, where: Path, agent: Path) -> DockerProvide
             host=url,
             runtime=kind.runtime,
             transport=kind.transport,
+            patience=PATIENCE,
             pull="never",
         )
     )

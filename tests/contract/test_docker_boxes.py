@@ -19,6 +19,7 @@ from capsule.providers.docker.provider import DockerProvider
 from capsule.providers.docker.settings import DockerSettings
 from capsule.testing.harness import Subject, opened, owned, until
 from capsule.testing.users import AT_HOME
+from tests.support.engine import PATIENCE
 from tests.support.images import Images
 
 pytestmark = pytest.mark.real
@@ -28,7 +29,9 @@ Provide = Callable[..., DockerProvider]
 
 @pytest.fixture
 def settings(docker_url: str, run_dir: Path, agent_binary: Path) -> DockerSettings:
-    return DockerSettings(run_dir, run_dir, agent_binary, host=docker_url, pull="never")
+    return DockerSettings(
+        run_dir, run_dir, agent_binary, host=docker_url, patience=PATIENCE, pull="never"
+    )
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from capsule.providers.docker.settings import DockerSettings
 from capsule.service import CreateRequest, ExecCall, Service
 from capsule.testing.harness import until
 from tests.support import eventually
+from tests.support.engine import PATIENCE
 from tests.support.images import Images
 
 pytestmark = pytest.mark.real
@@ -64,7 +65,9 @@ async def say(service: Service, id: str, script: str) -> str:
 async def test_a_ready_container_is_taken_and_exchanged(
     docker_url: str, images: Images, run_dir: Path, agent_binary: Path
 ) -> None:
-    settings = DockerSettings(run_dir, run_dir, agent_binary, host=docker_url, pull="never")
+    settings = DockerSettings(
+        run_dir, run_dir, agent_binary, host=docker_url, patience=PATIENCE, pull="never"
+    )
     provider = DockerProvider(settings)
     async with serving(provider, images.alpine, run_dir) as service:
         await filled(service)

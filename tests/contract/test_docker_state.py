@@ -19,7 +19,7 @@ from capsule.service import ExecCall
 from tests.contract.conftest import folder as make_folder
 from tests.support import backends
 from tests.support.backends import CATALOG, Backend
-from tests.support.engine import EngineApi
+from tests.support.engine import PATIENCE, EngineApi
 from tests.support.images import Images
 from tests.unit import (
     test_service_real,
@@ -58,6 +58,7 @@ def settings_of(kind: Kind, url: str, config: Config, agent: Path) -> DockerSett
         runtime=kind.runtime,
         transport=kind.transport,
         disk_backing=kind.disk,
+        patience=PATIENCE,
         pull="never",
     )
 

@@ -18,7 +18,7 @@ from tests.conftest import engine_needed
 from tests.contract.conftest import folder as make_folder
 from tests.contract.test_docker_state import Kind, backend_of
 from tests.support import backends
-from tests.support.engine import EngineApi
+from tests.support.engine import PATIENCE, EngineApi
 from tests.support.images import Images
 from tests.support.podman import podman_service
 from tests.unit import test_snapshots_real as snapshots
@@ -53,7 +53,13 @@ def new_provider(
     request: pytest.FixtureRequest, podman: EngineApi, run_dir: Path, agent_binary: Path
 ) -> NewProvider:
     settings = DockerSettings(
-        run_dir, run_dir, agent_binary, host=podman.url, transport=request.param, pull="never"
+        run_dir,
+        run_dir,
+        agent_binary,
+        host=podman.url,
+        transport=request.param,
+        patience=PATIENCE,
+        pull="never",
     )
     return lambda: DockerProvider(settings)
 

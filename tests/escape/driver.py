@@ -165,9 +165,8 @@ def _docker(home: Path, engine: dict[str, Any]) -> Provider:
     from capsule.providers.docker.provider import DockerProvider
     from capsule.providers.docker.settings import DockerSettings
 
-    return DockerProvider(
-        DockerSettings(home / "data", home / "run", agentbin.find(), pull="never", **engine)
-    )
+    places = home / "data", home / "run", agentbin.find()
+    return DockerProvider(DockerSettings(*places, patience=4.0, pull="never", **engine))
 
 
 async def _container(box: Box) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from tests.support import IN_CI, ROOT
 _HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 CACHE = _HOME / "capsule-tests" if IN_CI else ROOT / ".cache/tests"
 FOLDERS = "capsule-engine-"
+PATIENCE = 4.0  # of providers in tests that are not about deadlines: a loaded machine is slow
 # Only with `--host-uds` a socket that is bound in a mounted folder answers outside.
 GVISOR = ("--network=none", "--platform=systrap")
 RUNTIMES = {"runsc": (*GVISOR, "--host-uds=all"), "runsc-nouds": GVISOR}
