@@ -66,6 +66,26 @@ async def test_commands(async_sandbox: AsyncSandbox) -> None:
         await commands.run("sleep 60", timeout=0.3)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_two_hundred_commands_run_at_once(async_sandbox: AsyncSandbox) -> None:
+    """As many as one client has connections for; the last one asks about the others."""
+    count = 199
+    await async_sandbox.commands.run("mkfifo /tmp/gate")
+    waiting = [
+        asyncio.ensure_future(
+            async_sandbox.commands.run(
+                f"touch /tmp/at-{n}; until [ -e /tmp/go ]; do read -t 1 <>/tmp/gate; done; echo {n}"
+            )
+        )
+        for n in range(count)
+    ]
+    there = f"[ $(ls -d /tmp/at-* | wc -l) -eq {count} ]"
+    await async_sandbox.commands.run(f"until {there}; do sleep 0.1; done; touch /tmp/go")
+    done = await asyncio.gather(*waiting)
+    assert [each.stdout for each in done] == [f"{n}\n" for n in range(count)]
+
+
 async def test_terminals(async_sandbox: AsyncSandbox) -> None:
     shown: list[bytes] = []
     done = asyncio.Event()
