@@ -31,7 +31,7 @@ def start(endpoint: str, version: str) -> Callable[[], None]:
     except ImportError as error:
         raise InvalidError(
             f"setting otel_endpoint: needs what is not installed ({error.name})",
-            hint="pip install 'capsule-sandbox[otel]'",
+            hint="`make setup` in a clone, or install Capsule's wheel with its extra `otel`",
             field="otel_endpoint",
         ) from error
     about = {"service.name": "capsule", "service.version": version}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
+from capsule.service.terminal import MAX_VIEWERS
 from tests.api.client import Api
 from tests.support import eventually
 
@@ -133,6 +134,15 @@ async def test_viewers_share_a_session_and_find_it_again(api: Api, box: str) -> 
         await screen.until("yes-6")
         await other.type("echo shared=$SHARED.\n")
         await other.until("shared=.")
+
+
+async def test_so_many_may_watch_one_shell(api: Api, box: str) -> None:
+    async with AsyncExitStack() as stack:
+        for _ in range(MAX_VIEWERS):
+            await stack.enter_async_context(terminal(api, box))
+        with pytest.raises(InvalidStatus) as refused:
+            await stack.enter_async_context(terminal(api, box))
+        assert refused.value.response.status_code == 429
 
 
 async def test_the_end_of_the_sandbox_closes_with_its_reason(api: Api) -> None:

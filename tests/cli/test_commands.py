@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import tarfile
@@ -48,26 +47,6 @@ def test_version(cli: Cli) -> None:
     assert re.fullmatch(r"capsule \d+\.\d+\.\d+\S*\n", cli("version").out)
     assert json.loads(cli("version", "--json").out)["version"]
     assert cli("--version").out == cli("version").out
-
-
-def without(cli: Cli, stream: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run it with that standard stream closed."""
-    command = " ".join(map(shlex.quote, [*CAPSULE, *args]))
-    return subprocess.run(
-        ["sh", "-c", f"exec {command} {stream}&-"],
-        env=cli.env, cwd=cli.cwd, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("stream", ["<", ">", "2>"])
-def test_a_closed_stream_is_no_error(cli: Cli, stream: str) -> None:
-    done = without(cli, stream, "version")
-    assert (done.returncode, done.stderr) == (0, "")
-    done = without(cli, stream, "template", "ls")
-    assert (done.returncode, done.stderr) == (0, "")
-    done = without(cli, stream, "run", "import sys; print(len(sys.stdin.read())); sys.exit(3)")
-    assert (done.returncode, done.stderr) == (3, "")
-    assert done.stdout == ("" if stream == ">" else "0\n")
 
 
 def test_what_the_terminal_cannot_show_is_escaped(cli: Cli) -> None:

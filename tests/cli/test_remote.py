@@ -60,7 +60,8 @@ def test_snapshots_and_forks(remote: Cli, tmp_path: Path) -> None:
     remote("rm", id, other, *forks)
 
 
-def test_steps_and_volumes(remote: Cli, as_root: None) -> None:
+@pytest.mark.needs("root", "e2fsprogs")
+def test_steps_and_volumes(remote: Cli) -> None:
     made = remote("volume", "create", "cli-data", "--size", "20MiB")
     assert made.out == "cli-data\n"
     (row,) = [row.split() for row in remote("volume", "ls").out.splitlines() if "cli-data" in row]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +23,6 @@ from tests.support.engine import PATIENCE
 from tests.support.images import Images
 
 pytestmark = pytest.mark.real
-
-Provide = Callable[..., DockerProvider]
 
 
 @pytest.fixture

@@ -110,13 +110,6 @@ def test_variables_of_the_environment_are_for_one_run(interpreter: Sandbox) -> N
     ran = interpreter.run_code(code, context=context, envs=envs)
     assert ran.text == "(\"it's $1\", '/elsewhere')"
     assert interpreter.run_code(code, context=context).text == "(None, '/home/user')"
-    shell = interpreter.create_code_context(language="bash")
-    show = 'echo "$A ${B-none}"; bash -c \'echo "$A"\''
-    interpreter.run_code("export A=before", context=shell)
-    within = interpreter.run_code(show, context=shell, envs={"A": "a 'b' \\ $c\nd", "B": ""})
-    assert "".join(within.logs.stdout) == "a 'b' \\ $c\nd \na 'b' \\ $c\nd\n"
-    after = interpreter.run_code(show, context=shell)
-    assert "".join(after.logs.stdout) == "before none\nbefore\n"
 
 
 def test_contexts_come_and_go(interpreter: Sandbox) -> None:

@@ -119,22 +119,6 @@ async def test_a_missing_image_is_pulled_once_with_progress(
         engine.call("DELETE", f"/images/{name}")
 
 
-async def test_an_image_that_is_gone_since_it_was_looked_at_is_pulled_again(
-    settings: DockerSettings, door: CrookedEngine, images: Images, engine: EngineApi
-) -> None:
-    name = "registry.example/again:1"
-    door.on("POST images/create", door.pulls(images.python, name))
-    spec = SandboxSpec(Template("x", image=name), LIMITS)
-    try:
-        async with opened(DockerProvider(replace(settings, pull="missing"))) as provider:
-            await (await launched(provider, spec)).destroy()
-            await asyncio.to_thread(engine.call, "DELETE", f"/images/{name}")
-            await launched(provider, spec)
-        assert door.pulled == 2
-    finally:
-        engine.call("DELETE", f"/images/{name}")
-
-
 async def test_a_registry_that_is_not_there_is_unavailable(
     settings: DockerSettings, images: Images
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import httpx
 import pytest
@@ -85,33 +84,6 @@ async def test_a_daemon_killed_in_the_middle_of_a_snapshot(
             await http.delete(f"/v1/snapshots/{name}")
         for each in (id, other):
             assert await delete(http, each) == 200
-        await eventually(lambda: layers(host) == [], what="the layers to go", within=15)
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_daemon_killed_in_the_middle_of_a_create_from_a_snapshot(
-    own_nursery: Nursery, docker: Daemon, transport: str
-) -> None:
-    async with (
-        tidying(own_nursery, docker, DOCKER_TRANSPORT=transport) as host,
-        host.http() as http,
-    ):
-        id = await create(http, template="shell", **LARGE)
-        await filled(http, id)
-        assert (await snapshot(http, id, "one")).status_code == 201
-        assert await delete(http, id) == 200
-        body: dict[str, Any] = {"snapshot": "one", **LARGE}
-        making = asyncio.create_task(http.post("/v1/sandboxes", json=body))
-        await eventually(lambda: docker.api.containers("capsule.id") != [], what="a container")
-        docker.kill()
-        assert (await making).status_code in (201, 503)
-        docker.start()
-        await host.agree(within=20.0)
-        await host.delete_all()
-        again = await restored(http, "one")
-        assert (await execute(http, again, "cat g"))["stdout"] == "kept\n"
-        await http.delete("/v1/snapshots/one")
-        assert await delete(http, again) == 200
         await eventually(lambda: layers(host) == [], what="the layers to go", within=15)
 
 

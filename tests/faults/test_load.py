@@ -59,20 +59,6 @@ async def test_200_creates_at_50_in_parallel_and_200_deletes(own_nursery: Nurser
         assert seen.rows == {}
 
 
-async def test_creates_and_deletes_that_cross_each_other(own_nursery: Nursery) -> None:
-    async with running(own_nursery) as machine, machine.http() as http:
-
-        async def live_and_die(i: int) -> httpx.Response:
-            id = await create(http)
-            if i % 3 == 0:
-                await execute(http, id, "true")
-            both = await asyncio.gather(*(http.delete(f"/v1/sandboxes/{id}") for _ in range(2)))
-            assert {a.status_code for a in both} <= {200, 410}
-            return both[0]
-
-        await each(60, 15, live_and_die)
-
-
 async def test_execs_without_a_pause_leave_no_trace(own_nursery: Nursery) -> None:
     async with running(own_nursery) as machine, machine.http() as http:
         ids = [await create(http) for _ in range(10)]

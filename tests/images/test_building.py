@@ -322,13 +322,3 @@ async def test_a_server_may_refuse_to_build(workshop: Workshop) -> None:
     with pytest.raises(ForbiddenError, match="builds no images"):
         await anext(templates.build("mine", Recipe(context("FROM scratch\n"))))
     await templates.aclose()
-
-
-async def test_another_process_is_seen_at_once(workshop: Workshop) -> None:
-    other = await workshop.catalog()
-    added = dataclasses.replace(other["bash"], name="others", root="image:others")
-    await asyncio.to_thread(other.add, added)
-    assert await workshop.templates.get("others") == added
-    await asyncio.to_thread(other.discard, "others")
-    with pytest.raises(NotFoundError):
-        await workshop.templates.get("others")

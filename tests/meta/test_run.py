@@ -72,6 +72,25 @@ def test_a_green_run_ends_with_0(
     assert "1 passed, 0 failed, 0 skipped" in capfd.readouterr().out
 
 
+def test_in_ci_what_is_missing_is_installed_or_fails_the_run(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    suite.write_text("def test_passes(): pass\n")
+    installer = tmp_path / "scripts" / "test-components"
+    installer.parent.mkdir()
+    installer.write_text("#!/bin/sh\necho no network here\n")
+    installer.chmod(0o755)
+    monkeypatch.setattr(run, "IN_CI", True)
+    monkeypatch.setattr(components, "required", lambda: [components.COMPONENTS["go"]])
+    monkeypatch.setattr(components, "missing", lambda name: f"{name} is not here")
+    monkeypatch.setattr(components, "forget", lambda: None)
+    assert run.Run(tmp_path, only_engine=False).whole() == 1
+    began, _, result = capfd.readouterr().out.partition("== result")
+    assert "CI=true: installing what is missing: go\nno network here\n== what" in began
+    assert "missing component: go: go is not here" in result
+    assert "1 passed, 0 failed" in result
+
+
 def test_a_suite_that_cannot_be_imported_is_a_failure(
     suite: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,18 @@ def test_an_unknown_component_is_an_error() -> None:
         components.first_missing(["nosuch"])
 
 
+@pytest.mark.parametrize(("uid", "excused"), [(0, ()), (1000, components.ROOTS_OWN)])
+def test_in_ci_every_component_is_required_but_what_only_root_can_have(
+    monkeypatch: pytest.MonkeyPatch, uid: int, excused: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv(components.FOUND, json.dumps(dict.fromkeys(components.COMPONENTS, "no")))
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    for in_ci in (False, True):
+        monkeypatch.setattr(components, "IN_CI", in_ci)
+        wanted = {*components.COMPONENTS} - {*excused} if in_ci else set()
+        assert {each.name for each in components.required()} == wanted
+
+
 @pytest.mark.parametrize(
     ("in_ci", "raised"), [(False, pytest.skip.Exception), (True, pytest.fail.Exception)]
 )

@@ -1,29 +1,27 @@
 """What the users of other sandbox systems suffered from, by the numbers of that list.
 
-Here is what no other suite shows. Elsewhere: 3 (what outlives a timeout) in
-tests/escape/test_timeouts.py, 5 (output cut, split or lost), 14 (an agent that is kept from its
-work) and 17 (cgroups of either version) in the contract, 6 (a stream that drops) in
-tests/api/test_streams.py, 7 (large files) in tests/api/test_uploads.py, 8 (files changed between
-pause and resume) in tests/unit/test_pause_real.py, 9 (bursts) in tests/faults/test_load.py, 10
-(leaks of the network) and 12 (disks without an end) in tests/escape, 13 (the host's size) in
+Here is what no other suite shows. Elsewhere: 2 (a renewal that comes with the timer) in
+tests/unit/test_service_time.py, 3 (what outlives a timeout) in tests/escape/test_timeouts.py, 5
+(output cut, split or lost), 14 (an agent that is kept from its work) and 17 (cgroups of either
+version) in the contract, 6 (a stream that drops) in tests/api/test_streams.py, 7 (large files) in
+tests/api/test_uploads.py, 8 (files changed between pause and resume) in
+tests/unit/test_pause_real.py, 9 (bursts) in tests/faults/test_load.py, 10 (leaks of the network)
+and 12 (disks without an end) in tests/escape, 13 (the host's size) in
 tests/unit/test_local_provider.py, 15 (a retry that makes two) in tests/api/test_rest.py, 16 (one
-key reaching another's ports) in tests/api.
+key reaching another's ports) in tests/api, 18 (use that does not count as use) in
+tests/unit/test_service_time.py and tests/api/test_playground.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from capsule_sdk import Capsule, CapsuleClient
-from capsule_sdk.errors import GoneError, NotFoundError
 from tests.support import wait_for
 from tests.support.servers import RealServer, real_server, started
 
@@ -40,14 +38,6 @@ def client(server: RealServer) -> Iterator[CapsuleClient]:
 def capsule(client: CapsuleClient) -> Iterator[Capsule]:
     with client.create("bash", ttl=120) as made:
         yield made
-
-
-def is_over(client: CapsuleClient, id: str) -> bool:
-    try:
-        client.get(id)
-    except (GoneError, NotFoundError):
-        return True
-    return False
 
 
 def descendants(pid: int) -> list[str]:
@@ -86,24 +76,6 @@ def connections_of(pid: int) -> set[int]:
     return ports
 
 
-def test_2_a_renewal_and_the_timer_cannot_both_win(client: CapsuleClient) -> None:
-    def race(n: int) -> None:
-        capsule = client.create("bash", ttl=1.0)
-        dice = random.Random(n)
-        until = time.monotonic() + 1.0 + dice.uniform(-0.1, 0.5)
-        wait_for(lambda: time.monotonic() >= until, what="the moment")
-        try:
-            capsule.set_timeout(60)
-        except (GoneError, NotFoundError):
-            wait_for(lambda: is_over(client, capsule.id), what="it ends")
-            return
-        assert capsule.exec("echo here").stdout == "here\n", "a renewal that worked holds"
-        capsule.delete()
-
-    with ThreadPoolExecutor(12) as pool:
-        list(pool.map(race, range(12)))
-
-
 def test_4_no_exit_is_invented_while_the_program_runs(capsule: Capsule) -> None:
     """Its output is closed, and still it has not ended."""
     wait = "until test -e go; do sleep 0.1; done"
@@ -130,20 +102,3 @@ def test_11_no_secret_of_the_server_gets_in(monkeypatch: pytest.MonkeyPatch) -> 
             assert files.stdout == ""
             assert secret not in repr(capsule.info)
         assert secret not in (server.base / "log").read_text()
-
-
-def test_18_every_kind_of_use_extends_it(client: CapsuleClient) -> None:
-    uses = {
-        "files": lambda c: c.write_file("f", "x"),
-        "a running program": lambda c: c.start("sleep 30", timeout=60),
-        "keep_alive": lambda c: c.keep_alive(),
-    }
-    made = {name: client.create("bash", ttl=60, idle_timeout=1.5) for name in uses}
-    uses["a running program"](made["a running program"])
-    until = time.monotonic() + 3.5  # real time: twice what ends one that nobody uses
-    while time.monotonic() < until:
-        for name in ("files", "keep_alive"):
-            uses[name](made[name])
-    for name, capsule in made.items():
-        assert not is_over(client, capsule.id), name
-        capsule.delete()

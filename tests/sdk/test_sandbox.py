@@ -196,7 +196,8 @@ def test_snapshot_restore_and_fork(client: CapsuleClient, capsule: Capsule, tmp_
         client.snapshots.get("sdk-base")
 
 
-def test_steps_undo_and_volumes(client: CapsuleClient, as_root: None) -> None:
+@pytest.mark.needs("root", "e2fsprogs")
+def test_steps_undo_and_volumes(client: CapsuleClient) -> None:
     volume = client.volumes.create("sdk-data", size=20 << 20)
     assert volume.size == 20 << 20 and volume.used is not None and volume.used < 20 << 20
     try:

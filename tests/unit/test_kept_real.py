@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from capsule.providers.local.layers import Layers
 from capsule.service import CreateRequest, Service, VolumeWish
 from tests.support.backends import layers
 from tests.unit.test_service_real import folder, serving
@@ -106,6 +107,23 @@ async def test_while_a_file_cannot_be_read_no_layer_is_dropped(folder: Path) -> 
     await asyncio.to_thread(path.write_text, good)
     async with serving(folder) as service:
         assert await sh(service, await restore(service, "one"), "cat f") == "x\n"
+
+
+async def test_a_snapshot_is_recorded_when_its_layers_are_on_the_disk_and_not_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that crashes in between would keep the record alone."""
+    settle, recorded = Layers.settle, list[list[str]]()
+
+    async def looked_at(self: Layers) -> None:
+        recorded.append(await asyncio.to_thread(files, folder, "snapshot"))
+        await settle(self)
+
+    monkeypatch.setattr(Layers, "settle", looked_at)
+    async with serving(folder) as service:
+        await service.snapshots.make(await make(service, "echo x > f"), "one", {})
+        assert recorded == [[]]
+        assert await asyncio.to_thread(files, folder, "snapshot") == ["one.json"]
 
 
 async def test_drafts_of_a_killed_server_are_removed_at_the_start(folder: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,39 +107,6 @@ def test_an_interrupt_that_python_drops_comes_again(every: KernelProcess) -> Non
     done = every.interrupted(f"{slow}\nSlow()\nimport time\ntime.sleep(60)", after="on")
     assert (done.status, done.stderr) == ("interrupted", "")
     assert every.run("1 + 1").text == "2"
-
-
-SWALLOWS = """
-def swallow(what):
-    while True:
-        try:
-            what()
-        except BaseException:
-            pass
-
-def pause():
-    time.sleep(1)
-
-print("on", flush=True)
-swallow(lambda: swallow(lambda: swallow(pause)))
-"""
-
-
-def test_code_that_swallows_interrupts_ends_at_the_second_signal(every: KernelProcess) -> None:
-    every.run("import signal, sys, time; x = 7; signal.signal(signal.SIGALRM, signal.SIG_IGN)")
-    every.begin(SWALLOWS)
-    every.hear_printed("on")
-    every.signal()
-    time.sleep(0.1)  # real time: of two signals that come together Python may keep one back
-    every.signal(signal.SIGQUIT)
-    done = every.finish()
-    assert done.error is not None
-    assert (done.status, done.error.name) == ("interrupted", "KeyboardInterrupt")
-    left = "time.sleep(0.02); x, sys.gettrace(), signal.getsignal(signal.SIGALRM).name"
-    assert every.run(left).text == "(7, None, 'SIG_IGN')"
-    for between_runs in (signal.SIGINT, signal.SIGQUIT):
-        every.signal(between_runs)
-        assert every.run("time.sleep(0.02); x").text == "7"
 
 
 def test_input_is_empty_and_says_so(every: KernelProcess) -> None:

@@ -187,28 +187,6 @@ def write(layers: Layers, *entries: bytes, ids: Sequence[str] = ("second", "firs
 WORKSPACE = entry("e", "workspace", inode=1)
 
 
-def test_a_folder_that_has_not_changed_is_there_if_something_in_it_has(layers: Layers) -> None:
-    told = (WORKSPACE, entry("e", "workspace/d", inode=2), entry("f", "workspace/d/in"))
-    saved = write(layers, *told)
-    assert saved.delta and saved.files == 3
-    made = layers.path("made") / "workspace"
-    assert os.listdir(made) == ["d"] and os.listdir(made / "d") == ["in"]
-    assert made.stat().st_mtime == 1_000 and stat.S_IMODE(made.stat().st_mode) == 0o755
-
-
-def test_what_is_not_told_of_a_changed_folder_is_gone(layers: Layers) -> None:
-    write(layers, WORKSPACE, entry("d", "workspace/d", inode=2), entry("u", "workspace/d/second"))
-    made = layers.path("made") / "workspace" / "d"
-    assert sorted(os.listdir(made)) == ["first", "in"], "what was gone before is no more so now"
-    assert all(stat.S_ISCHR((made / name).lstat().st_mode) for name in os.listdir(made))
-
-
-def test_a_new_folder_hides_the_one_before(layers: Layers) -> None:
-    write(layers, WORKSPACE, entry("d", "workspace/d", inode=9), entry("f", "workspace/d/x"))
-    made = layers.path("made") / "workspace" / "d"
-    assert os.listdir(made) == ["x"] and os.getxattr(made, "user.overlay.opaque") == b"y"
-
-
 @pytest.mark.parametrize(
     "told",
     [

@@ -83,6 +83,9 @@ async def test_a_cut_connection_is_unavailable_and_never_an_exit(sent: bytes | N
     async with ScriptedAgent(script) as agent:
         with pytest.raises(UnavailableError):
             await agent.link().collect(request())
+        with pytest.raises(UnavailableError):
+            async with await agent.link().exec(request()) as stream:
+                assert [item async for item in stream] == []
 
 
 @pytest.mark.parametrize(

@@ -185,15 +185,6 @@ async def test_a_launcher_in_trouble_is_replaced(provider: LocalProvider, troubl
     assert not alive(second)
 
 
-async def test_the_servers_environment_is_not_inherited(
-    provider: LocalProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("API_SECRET", "hunter2")
-    box = await provider.launch(SandboxId("one"), SPEC)
-    text = await output(box, "env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'; true")
-    assert "HOME=" in text and "hunter2" not in text
-
-
 @pytest.mark.parametrize(("cpus", "shown"), [(0.5, 1), (64.0, len(os.sched_getaffinity(0)))])
 async def test_programs_see_the_boxes_cpus_and_memory(
     namespaces: LocalProvider, cpus: float, shown: int

@@ -181,24 +181,6 @@ def test_a_call_must_pass_both_profiles() -> None:
     assert verdict(program, "getpid") == ERRNO | errno.EPERM
 
 
-@pytest.mark.parametrize(
-    ("action", "value"),
-    [
-        ("SCMP_ACT_KILL", 0),
-        ("SCMP_ACT_KILL_THREAD", 0),
-        ("SCMP_ACT_KILL_PROCESS", 0x80000000),
-        ("SCMP_ACT_TRAP", 0x00030000),
-        ("SCMP_ACT_ERRNO", 0x00050000 | 7),
-        ("SCMP_ACT_TRACE", 0x7FF00000 | 7),
-        ("SCMP_ACT_LOG", 0x7FFC0000),
-        ("SCMP_ACT_ALLOW", 0x7FFF0000),
-    ],
-)
-def test_actions_have_the_kernels_values(action: str, value: int) -> None:
-    program = seccomp.compile_profile(profile(entry("read", action=action, errnoRet=7)))
-    assert verdict(program, "read") == value
-
-
 DOCKERS = {
     "defaultAction": "SCMP_ACT_ERRNO",
     "defaultErrnoRet": 1,

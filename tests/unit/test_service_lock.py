@@ -1,24 +1,13 @@
-"""Directories of the server: private, and used by one at a time."""
+"""Directories of the server are private."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from capsule.errors import ConflictError, ForbiddenError, UnavailableError
-from capsule.service.lock import DirectoryLock, make_private
-
-
-def test_the_second_learns_who_the_first_is(tmp_path: Path) -> None:
-    first = DirectoryLock.acquire(tmp_path / "d")
-    with pytest.raises(ConflictError, match=f"process {os.getpid()}"):
-        DirectoryLock.acquire(tmp_path / "d")
-    DirectoryLock.acquire(tmp_path / "other").close()
-    first.close()
-    first.close()
-    DirectoryLock.acquire(tmp_path / "d").close()
+from capsule.errors import ForbiddenError, UnavailableError
+from capsule.service.lock import make_private
 
 
 def test_no_other_user_may_write_to_it(tmp_path: Path) -> None:

@@ -100,8 +100,13 @@ async def test_idle_timeout_ends_what_is_not_used(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         made = await b.service.create(CreateRequest(idle_timeout=10))
         other = await b.service.create(CreateRequest())
-        b.clock.pass_time(9)
-        await b.service.exec(made.id, ExecCall(("true",)))
+        for use in (
+            lambda: b.service.exec(made.id, ExecCall(("true",))),
+            lambda: b.service.keep_alive(made.id),
+            lambda: b.service.execs(made.id),
+        ):
+            b.clock.pass_time(9)
+            await use()
         b.clock.pass_time(9)
         await sweep(b)
         assert b.service.get(made.id)

@@ -99,27 +99,6 @@ CHANGES = (
 )
 
 
-# One after the other, each with a step of its own.
-TURNS = (
-    "mkdir -p p/s/deep q; for f in p/x p/s/x p/s/deep/x q/x; do echo $f > $f; done; ln -s x p/l",
-    "mkdir n; mv p/s n/s; mv p old; mv n p; rm -r old",  # a known folder in a new one
-    "ln p/s/x q/hard; ln p/s/x q/more",
-    "echo more >> q/hard",
-    "rm p/s/x",
-    "mv q/more p/s/x",
-    "chmod 711 p/s/deep; chmod 600 p/s/deep/x",
-    "rm -r q; echo file > q",
-    "rm q; mkdir q",
-    "echo in > q/x; chmod 0 q/x p/s/x",
-    "ln -sfn elsewhere p/l; rm -r q; ln -s p q",
-    "rm q; mkdir -p q/q/q; mkfifo q/fifo; echo 1 > q/q/q/x",
-    "mv q/fifo q/q/fifo; rm -r p/s; echo s > p/s",
-    "rm q/q/fifo; echo no pipe > q/q/fifo",
-    "rm -r p q",
-    "mkdir p; echo again > p/x",
-)
-
-
 async def as_root(service: Service, id: str, text: str) -> str:
     done = await service.exec(id, ExecCall(("sh", "-c", text), user="root"))
     assert done.exit.exit_code == 0, done.stderr.decode()
@@ -209,20 +188,6 @@ async def test_every_step_shows_the_tree_that_was_there(
             await trees.undo(pick.choice([*trees.seen][-8:]))
         depths = {len(step.layers) for step in service.steps.list(id)}
         assert max(depths) > 3, "steps lie on each other"
-
-
-async def test_what_takes_the_place_of_something_else(folder: Path) -> None:
-    async with serving(folder) as service:
-        trees = Trees(service, await beginning(service), 0)
-        for turn in TURNS:
-            await trees.do(turn)
-        for number in trees.seen:
-            await trees.check(number)
-        await trees.undo(2)
-        for turn in TURNS[1:]:  # over a layer
-            await trees.do(turn)
-        for number in trees.seen:
-            await trees.check(number)
 
 
 async def test_merged_steps_outlive_the_server_and_leave_nothing(

@@ -57,7 +57,7 @@ def _load(name: str, where: str) -> Any:
     except ModuleNotFoundError as exc:
         raise NotSupportedError(
             f"provider {name} needs a package that is not installed: {exc.name}",
-            hint=f"pip install 'capsule-sandbox[{name}]'",
+            hint=f"`make setup` in a clone, or install Capsule's wheel with its extra `{name}`",
         ) from exc
 
 

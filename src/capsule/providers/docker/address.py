@@ -72,7 +72,7 @@ def _of(url: str, tls: ssl.SSLContext | None) -> Address:
         if find_spec("asyncssh") is None:
             raise UnavailableError(
                 f"an Engine by ssh ({url}) takes the package asyncssh, which is not installed",
-                hint="pip install 'capsule-sandbox[docker-ssh]', or forward its socket: "
+                hint="install it, or Capsule with its extra `docker-ssh`; or forward the socket: "
                 "ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock …",
             )
         return Address(url)
