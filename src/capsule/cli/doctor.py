@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import sys
 import tempfile
 import textwrap
@@ -39,6 +40,7 @@ def examine(*, as_json: bool) -> int:
 async def _probe(name: str, config: Config) -> Capabilities | tuple[str, CapsuleError]:
     # In a run directory of its own: a server may be using the real one.
     with tempfile.TemporaryDirectory(prefix="capsule-") as home:
+        os.chmod(home, 0o711)  # programs of a trial sandbox are other users
         own = dataclasses.replace(config, run_dir=Path(home) / "run")
         try:
             catalog = load_catalog(config.templates_dir, data_dir=config.data_dir)

@@ -36,6 +36,8 @@ def _levels(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
     detail = "user, pid, mount, net, ipc, uts and cgroup namespaces with seccomp"
     if missing:
         detail = "; ".join(f"{w}: {facts.tries[w].why}" for w in missing)
+    elif not ok:
+        detail = _failures(facts, Isolation.NAMESPACES)
     yield Finding("level namespaces", ok, detail, "" if ok else _userns_fix(facts))
     ok = facts.allows(Isolation.LANDLOCK)
     yield Finding(
@@ -44,6 +46,11 @@ def _levels(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
         f"Landlock version {facts.landlock_abi} with seccomp" if ok else _landlock_why(facts),
         "" if ok else _landlock_fix(facts),
     )
+
+
+def _failures(facts: Facts, level: Isolation) -> str:
+    trial = facts.trials.get(level)
+    return f"a trial sandbox failed: {'; '.join(trial.failures)}" if trial else ""
 
 
 def _landlock_fix(facts: Facts) -> str:
@@ -59,7 +66,9 @@ def _landlock_why(facts: Facts) -> str:
     if facts.landlock_abi:
         needed = f"{facts.least_landlock} is needed"
         needed += "" if facts.uid_ranges else " where programs share the server's uid"
-        return f"Landlock version {facts.landlock_abi} is too old: {needed}"
+        if facts.landlock_abi < facts.least_landlock:
+            return f"Landlock version {facts.landlock_abi} is too old: {needed}"
+        return _failures(facts, Isolation.LANDLOCK)
     return f"the kernel offers no Landlock: {facts.tries['landlock'].why}"
 
 
@@ -86,14 +95,7 @@ def _parts(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
         f"version {abi}" if abi else _landlock_why(facts),
         "" if abi >= LEAST_LANDLOCK else "boot with lsm=landlock,… on a kernel from 5.19 on",
     )
-    yield Finding(
-        "uid ranges",
-        facts.uid_ranges,
-        "each sandbox has host uids of its own"
-        if facts.uid_ranges
-        else "sandboxes share one uid on the host",
-        "" if facts.uid_ranges else "run the server as root, outside a user namespace",
-    )
+    yield _uid_ranges(facts)
     yield _tried(
         facts, "overlay", "templates may start from an image or a directory",
         "use a kernel from 5.11 on, or run the server as root",
@@ -104,6 +106,21 @@ def _parts(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
     )  # fmt: skip
     built = os.access(settings.agent, os.X_OK)
     yield Finding("agent", built, str(settings.agent), "" if built else "build it: make agent")
+
+
+def _uid_ranges(facts: Facts) -> Finding:
+    if facts.uid_ranges:
+        return Finding("uid ranges", True, "each sandbox has host uids of its own")
+    detail = "sandboxes share one uid on the host"
+    fix = "run the server as root, outside a user namespace"
+    if facts.lacking:
+        missing = ", ".join(facts.lacking)
+        detail += f": root lacks the capabilities {missing}"
+        fix = f"give the server the capabilities {missing}"
+    elif "uid ranges" in facts.tries:
+        detail += f": a trial sandbox failed: {facts.tries['uid ranges'].why}"
+        fix = "give the server's root the capabilities that it has outside a container"
+    return Finding("uid ranges", False, detail, fix)
 
 
 def _tried(facts: Facts, what: str, fine: str, fix: str) -> Finding:

@@ -6,7 +6,7 @@ from capsule.model import Isolation
 from capsule.providers.local import enforcement, plan
 from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.cores import Cores
-from capsule.providers.local.disk import Disks, choose_backing
+from capsule.providers.local.disk import Disks
 from capsule.providers.local.layers import Layers
 from capsule.providers.local.probe import Facts
 from capsule.providers.local.roots import Roots
@@ -16,8 +16,9 @@ from capsule.providers.local.watchers import Watchers
 
 
 class Host:
-    def __init__(self, settings: LocalSettings, facts: Facts, level: Isolation) -> None:
-        backing = backing_for(settings, facts, level)
+    def __init__(
+        self, settings: LocalSettings, facts: Facts, level: Isolation, backing: str
+    ) -> None:
         self.facts = facts
         self.level = level
         self.cores = Cores(facts.cpus)
@@ -43,9 +44,3 @@ class Host:
             view=parts.view,
             cgroups=lambda limits: entries(parts.unique, limits, memory=limits.memory),
         )
-
-
-def backing_for(settings: LocalSettings, facts: Facts, level: Isolation) -> str:
-    return choose_backing(
-        level, settings.disk_backing, loop=facts.can("loop"), mkfs=facts.mkfs is not None
-    )

@@ -6,7 +6,7 @@ import asyncio
 import errno as errnos
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from capsule.errors import CapsuleError
@@ -23,6 +23,8 @@ LEAST_LANDLOCK = 2  # version 1 forbids every rename between directories
 # files by path (version 3) and from killing its processes (version 6).
 LEAST_SHARED = 6
 UID_BASE, UID_COUNT, UID_SLOTS = 268_435_456, 65_536, 57_344
+# To give a box uids of its own, and to end programs that have them.
+CAPABILITIES = {"CHOWN": 0, "KILL": 5, "SETGID": 6, "SETUID": 7}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,14 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """What trial sandboxes of a level showed."""
+
+    ok: bool
+    failures: tuple[str, ...] = ()  # of the ways that were tried first
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """The host as the provider sees it. Everything that plan.py decides, it decides from this."""
 
@@ -53,6 +63,9 @@ class Facts:
     uid_ranges: bool  # may each box have host uids of its own?
     cpus: tuple[int, ...]
     sysctls: Mapping[str, int]
+    lacking: tuple[str, ...] = ()  # capabilities that root has elsewhere
+    context: tuple[str, ...] = ()  # what else decides what this process may do
+    trials: Mapping[Isolation, Trial] = field(default_factory=dict)
 
     def can(self, what: str) -> bool:
         return what in self.tries and self.tries[what].ok
@@ -66,6 +79,8 @@ class Facts:
         return LEAST_LANDLOCK if self.uid_ranges else LEAST_SHARED
 
     def allows(self, level: Isolation) -> bool:
+        if level in self.trials:
+            return self.trials[level].ok
         match level:
             case Isolation.NAMESPACES:
                 return self.can("userns") and self.can("mounts") and self.can("seccomp")
@@ -83,8 +98,14 @@ async def gather(launcher: Launcher, data_dir: Path) -> Facts:
     prepared = await asyncio.to_thread(_prepare_cgroups)
     tries = dict(zip(PROBES, answers, strict=True))
     facts = await asyncio.to_thread(_facts, tries, prepared)
+    return await look_at_layers(launcher, facts, data_dir)
+
+
+async def look_at_layers(launcher: Launcher, facts: Facts, data_dir: Path) -> Facts:
+    """How layers are mounted depends on who the programs of a box are."""
     place = await asyncio.to_thread(_nearest, data_dir) if facts.uid_ranges else None
-    return replace(facts, tries={**tries, "layers": await _try(launcher, "layers", place)})
+    layers = await _try(launcher, "layers", place)
+    return replace(facts, tries={**facts.tries, "layers": layers})
 
 
 def _nearest(path: Path) -> Path:
@@ -112,6 +133,8 @@ def _prepare_cgroups() -> Cgroups:
 
 def _facts(tries: Mapping[str, Try], prepared: Cgroups) -> Facts:
     uid = os.geteuid()
+    status = dict(line.split(":\t", 1) for line in _read("/proc/self/status").splitlines())
+    lacking = _lacking(status.get("CapEff", "")) if uid == 0 else ()
     return Facts(
         uid=uid,
         gid=os.getegid(),
@@ -119,10 +142,29 @@ def _facts(tries: Mapping[str, Try], prepared: Cgroups) -> Facts:
         tries=tries,
         cgroups=prepared,
         mkfs=find_mkfs(),
-        uid_ranges=uid == 0 and _maps_ranges(_read("/proc/self/uid_map")),
+        uid_ranges=uid == 0 and not lacking and _maps_ranges(_read("/proc/self/uid_map")),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         sysctls=dict(_sysctls()),
+        lacking=lacking,
+        context=_context(status),
     )
+
+
+def _lacking(effective: str) -> tuple[str, ...]:
+    have = int(effective or "0", 16)
+    return tuple(name for name, number in CAPABILITIES.items() if not have >> number & 1)
+
+
+def _context(status: Mapping[str, str]) -> tuple[str, ...]:
+    """Another boot, container, capability or security profile allows other things."""
+    words = [status.get(name, "") for name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp")]
+    words += [_read("/proc/sys/kernel/random/boot_id"), _read("/proc/self/attr/current")]
+    for name in ("mnt", "user"):
+        try:
+            words.append(os.readlink(f"/proc/self/ns/{name}"))
+        except OSError:
+            words.append("")
+    return tuple(words)
 
 
 def _maps_ranges(uid_map: str) -> bool:

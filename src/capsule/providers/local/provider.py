@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import os
 import time
@@ -42,14 +43,15 @@ from capsule.providers.contract import (
     VolumeLook,
 )
 from capsule.providers.identity import safe
-from capsule.providers.local import enforcement, findings, plan, probe, records
+from capsule.providers.local import enforcement, findings, plan, probe, records, trial
 from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.box import LocalBox, shut_down, way_to
 from capsule.providers.local.filters import Filters
 from capsule.providers.local.folders import make_folder
-from capsule.providers.local.host import Host, backing_for
+from capsule.providers.local.host import Host
 from capsule.providers.local.launcher import Launcher, ask, launch_failure
 from capsule.providers.local.layer_diff import compare
+from capsule.providers.local.levels import Way, settle
 from capsule.providers.local.probe import Facts
 from capsule.providers.local.settings import LocalSettings
 from capsule.providers.local.views import Views, visible_cpus
@@ -85,32 +87,55 @@ class LocalProvider(Provider):
             raise
 
     async def _open(self) -> None:
-        facts = await self._gather()
-        level = self.settings.isolation or facts.strongest()
-        if not facts.allows(level):
-            wanted = "no isolation level" if level is Isolation.NONE else f"not the level {level}"
+        facts, way = await self._settle()
+        if way is None:
+            wanted = f"not the level {self.settings.isolation}"
             raise UnavailableError(
-                f"this host allows {wanted}",
+                f"this host allows {wanted if self.settings.isolation else 'no isolation level'}",
                 hint="`capsule doctor` shows the reasons and the fixes",
             )
-        self._host = host = Host(self.settings, facts, level)
+        self._host = host = Host(self.settings, facts, way.level, way.backing)
         await asyncio.to_thread(self._prepare, host)
         # What the first create would otherwise wait for.
         await host.disks.entry("", Limits())
         await host.roots.get(Template("warm-up"))
-        await self._filters.get("default", level, own_uid=host.facts.uid_ranges)
+        await self._filters.get("default", way.level, own_uid=host.facts.uid_ranges)
+
+    async def _settle(self, *, every_level: bool = False) -> tuple[Facts, Way | None]:
+        gathered = await self._gather()
+        facts, way = await settle(gathered, self.settings, self._attempt, every_level=every_level)
+        if facts.uid_ranges != gathered.uid_ranges:
+            facts = await probe.look_at_layers(self._launcher, facts, self.settings.data_dir)
+        return facts, way
+
+    async def _attempt(self, way: Way) -> CapsuleError | None:
+        """What fails where a box is made this way and used."""
+        facts = dataclasses.replace(await self._gather(), uid_ranges=way.uid_ranges)
+        self._host = host = Host(self.settings, facts, way.level, way.backing)
+        await asyncio.to_thread(self._prepare, host)
+        try:
+            box = await self.launch(trial.new_id(), trial.SPEC)
+            try:
+                await trial.exercise(box)
+            finally:
+                await to_the_end(box.destroy())
+        except CapsuleError as error:
+            return error
+        finally:
+            self._host = None
+        return None
 
     async def aclose(self) -> None:
         self._host = None
         await self._launcher.aclose()
 
     async def probe(self) -> Capabilities:
-        facts = await self._gather()
-        level = self.settings.isolation or facts.strongest()
-        try:
-            backing = backing_for(self.settings, facts, level)
-        except UnavailableError:
-            backing = None
+        backing: str | None
+        if self._host is not None:
+            facts, backing = self._host.facts, self._host.disks.backing
+        else:
+            facts, way = await self._settle(every_level=True)
+            backing = None if way is None else way.backing
         return await asyncio.to_thread(findings.capabilities, facts, self.settings, backing)
 
     def expect(self) -> None:
