@@ -57,7 +57,7 @@ def loop_is_never_blocked() -> Iterator[BlockBuster]:
             buster.functions[name].can_block_in("capsule/catalog.py", {"_marks"})
             buster.functions[name].can_block_in("capsule/sessions/registry.py", {"_marks"})
         # And the one at an ordinary user's run directory: a server does it before its loop runs.
-        buster.functions["os.stat"].can_block_in("capsule/config_checks.py", {"default_dirs"})
+        buster.functions["os.stat"].can_block_in("capsule/config_checks.py", {"_usual_dirs"})
         yield buster
 
 

@@ -31,8 +31,27 @@ def is_loopback(host: str) -> bool:
 
 def default_dirs(env: Mapping[str, str], uid: int | None = None) -> dict[str, Path]:
     """Root's are the system's, others' are XDG's. Where a socket would not fit below the run
-    directory it is in /tmp, and `service.lock` refuses it unless it is ours alone."""
-    uid = os.geteuid() if uid is None else uid
+    directory it is in /tmp, and `service.lock` refuses it unless it is ours alone. So are both
+    where theirs cannot be made: in a container with a read-only root, for a user without a home."""
+    if uid is not None:
+        return _usual_dirs(env, uid)
+    uid = os.geteuid()
+    spare = {"data_dir": Path(f"/tmp/capsule-home-{uid}"), "run_dir": Path(f"/tmp/capsule-{uid}")}
+    usual = _usual_dirs(env, uid)
+    return {name: usual[name] if may_be(usual[name]) else spare[name] for name in usual}
+
+
+def may_be(path: Path) -> bool:
+    """It is there, whoever may use it, or could be made."""
+    return os.path.lexists(path) or os.access(nearest(path), os.W_OK | os.X_OK)
+
+
+def nearest(path: Path) -> Path:
+    """Itself, or what it would be made in."""
+    return next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+
+
+def _usual_dirs(env: Mapping[str, str], uid: int) -> dict[str, Path]:
     if uid == 0:
         return {"data_dir": Path("/var/lib/capsule"), "run_dir": Path("/run/capsule")}
     home = env.get("HOME") or f"/tmp/capsule-home-{uid}"

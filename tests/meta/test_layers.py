@@ -23,6 +23,7 @@ HEIGHT = {
     "agentbin": 1,
     "catalog": 1,
     "host_errors": 0,
+    "surroundings": 0,
     "tracing": 0,
     "chain": 0,
     "settings": 0,

@@ -350,12 +350,20 @@ def rm(
 
 
 @app.command()
-def doctor(json: o.Json = False) -> int:
+def doctor(
+    json: o.Json = False,
+    apparmor: Annotated[
+        bool,
+        typer.Option(
+            "--apparmor", help="Print the AppArmor profile that lets the agent make namespaces."
+        ),
+    ] = False,
+) -> int:
     """What this machine can do, level by level; for what it cannot, the reason and the fix."""
     show.quiet_logs()
-    from capsule.cli.doctor import examine
+    from capsule.cli.doctor import examine, print_apparmor
 
-    return examine(as_json=json)
+    return print_apparmor() if apparmor else examine(as_json=json)
 
 
 @app.command()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import sys
-import tempfile
 import textwrap
-from pathlib import Path
 from typing import Any
 
+from capsule import agentbin
 from capsule.catalog import load_catalog
-from capsule.cli import show, tty
+from capsule.cli import places, show, tty
 from capsule.cli.codes import FAILED
 from capsule.config import Config, load_config
 from capsule.errors import CapsuleError
+from capsule.model import Isolation
 from capsule.providers.contract import Capabilities
+from capsule.providers.local import apparmor
 from capsule.providers.registry import make_provider, names
 
 _CANNOT = "cannot run sandboxes here"
@@ -39,18 +39,28 @@ def examine(*, as_json: bool) -> int:
 
 async def _probe(name: str, config: Config) -> Capabilities | tuple[str, CapsuleError]:
     # In a run directory of its own: a server may be using the real one.
-    with tempfile.TemporaryDirectory(prefix="capsule-") as home:
-        os.chmod(home, 0o711)  # programs of a trial sandbox are other users
-        own = dataclasses.replace(config, run_dir=Path(home) / "run")
-        try:
+    try:
+        with places.scratch(config) as home:
+            found = list(places.look(config)) if name == "local" else []
+            usable = all(each.ok or places.NOEXEC in each.detail for each in found)
+            data = config.data_dir if usable else home / "data"
+            own = dataclasses.replace(config, run_dir=home / "run", data_dir=data)
             catalog = load_catalog(config.templates_dir, data_dir=config.data_dir)
             provider = make_provider(name, own, catalog)
             try:
-                return await provider.probe()
+                report = await provider.probe()
             finally:
                 await provider.aclose()
-        except CapsuleError as error:
-            return name, error
+    except CapsuleError as error:
+        return name, error
+    if not usable:
+        report = dataclasses.replace(report, usable=False, isolation=Isolation.NONE)
+    return dataclasses.replace(report, findings=(*report.findings, *found))
+
+
+def print_apparmor() -> int:
+    print(apparmor.profile(agentbin.find()), end="")
+    return 0
 
 
 def _plain(report: Capabilities | tuple[str, CapsuleError]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 import structlog
 
+from capsule import surroundings
 from capsule.service.shelf import Kind, Shelf
 
 log = structlog.get_logger(__name__)
@@ -14,8 +14,8 @@ log = structlog.get_logger(__name__)
 
 class Budget:
     def __init__(self, limit: int | None, shelves: Mapping[Kind, Shelf]) -> None:
-        """In bytes; None: an eighth of the machine's memory."""
-        self.limit = _physical_memory() // 8 if limit is None else limit
+        """In bytes; None: an eighth of the memory that there is, in a container of its own."""
+        self.limit = surroundings.usable_memory() // 8 if limit is None else limit
         self._shelves = shelves
 
     def used(self) -> int:
@@ -38,7 +38,3 @@ class Budget:
                 limit=self.limit,
             )
         return False
-
-
-def _physical_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

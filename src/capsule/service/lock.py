@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from capsule.errors import ConflictError, ForbiddenError, NoSpaceError, UnavailableError
+from capsule.host_errors import other_folders
 
 _NAME = "lock"
 
@@ -57,7 +58,8 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         kind = NoSpaceError if error.errno == errno.ENOSPC else UnavailableError
-        raise kind(f"cannot open {path}: {error.strerror}") from error
+        hint = None if error.errno == errno.ENOSPC else other_folders()
+        raise kind(f"cannot open {path}: {error.strerror}", hint=hint) from error
 
 
 def make_private(directory: Path) -> None:
@@ -74,8 +76,11 @@ def make_private(directory: Path) -> None:
             directory.chmod(stat.S_IMODE(about.st_mode) & ~0o022)
             return
     except OSError as error:
-        kind = NoSpaceError if error.errno == errno.ENOSPC else UnavailableError
-        raise kind(f"cannot make {directory}: {error.strerror}") from error
+        if error.errno == errno.ENOSPC:
+            raise NoSpaceError(f"cannot make {directory}: {error.strerror}") from error
+        raise UnavailableError(
+            f"cannot make {directory}: {error.strerror}", hint=other_folders()
+        ) from error
     raise ForbiddenError(
         f"{directory} is not a directory of uid {os.geteuid()}",
         hint="remove it, or set data_dir and run_dir to others",

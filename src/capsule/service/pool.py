@@ -17,13 +17,13 @@ launch that waits for something itself (an image that is pulled) gives up its pl
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import structlog
 
+from capsule import surroundings
 from capsule.config import Config
 from capsule.errors import CapacityError, CapsuleError, UnavailableError
 from capsule.model import Limits, SandboxId, SandboxSpec, Started, Template
@@ -95,7 +95,7 @@ class Pool:
         self._named = tuple(_named(text, config) for text in config.pool_templates)
         self._shelves: dict[Kind, Shelf] = {}
         self._lines: dict[str, Line[Wish, Box]] = {}
-        self._width = config.max_launches or PER_CORE * (os.cpu_count() or 1)
+        self._width = config.max_launches or PER_CORE * surroundings.usable_cpus()
         self._budget = Budget(config.pool_memory, self._shelves)
         self.held: set[SandboxId] = set()  # boxes that are ours, and no sandbox's
         self._warm = Warm()  # interpreters that run in them

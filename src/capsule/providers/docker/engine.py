@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
@@ -370,13 +371,29 @@ def _why(exc: BaseException) -> str:
     return str(exc) or type(exc).__name__
 
 
+def _refused(address: Address) -> str:
+    """What opens a socket that is there, and is not ours to use; "" for any other."""
+    path = address.url.removeprefix("unix://")
+    try:
+        if path == address.url or os.access(path, os.R_OK | os.W_OK):
+            return ""
+        gid = os.stat(path).st_gid
+    except OSError:
+        return ""
+    return (
+        f"let uid {os.geteuid()} use the socket: usermod -aG docker USER and log in again; for a "
+        f"container, docker run --group-add {gid}"
+    )
+
+
 def _translated(what: str, address: Address, status: int, message: str) -> CapsuleError:
     message = " ".join(message.split())[:500]
     text = f"the Docker Engine refused ({what}): {message}"
     if status == _NO_ANSWER:
         return OutOfReachError(
             f"the Docker Engine does not answer at {address.url}: {message}",
-            hint="start it (systemctl start docker), or set CAPSULE_DOCKER_HOST to where it is",
+            hint=_refused(address)
+            or "start it (systemctl start docker), or set CAPSULE_DOCKER_HOST to where it is",
         )
     if "no space left on device" in message.lower():
         return NoSpaceError(text, hint="free some space below the Engine's root (docker info)")

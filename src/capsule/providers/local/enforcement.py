@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from capsule.model import Isolation, Unenforced
+from capsule.providers.local import remedies
 from capsule.providers.local.cgroups import CONTROLLERS
 from capsule.providers.local.probe import Facts
 
@@ -34,30 +35,31 @@ def features(facts: Facts, level: Isolation, backing: str | None) -> frozenset[s
 def unenforced(facts: Facts, level: Isolation, backing: str) -> Iterable[Unenforced]:
     """The limits that do not hold here as they are meant, whatever the sandbox asks for."""
     groups = facts.cgroups
+    fix = remedies.cgroups(facts)
     why = {name: groups.problems.get(name, "no cgroup") for name in CONTROLLERS}
     if not groups.enforces("memory"):
         yield Unenforced(
             "memory",
             f"each process is limited, but not their sum: {why['memory']}",
-            groups.fix,
+            fix,
         )
     elif backing == "tmpfs":
         yield Unenforced(
             "memory",
             "the disk is memory-backed here, so memory and disk are limited together: their sum "
             "holds, and each process is limited on its own",
-            "run the server as root with e2fsprogs installed, so that disks are images",
+            remedies.disk(facts, backing),
         )
     if not groups.enforces("cpu"):
-        yield Unenforced("cpus", f"programs are only kept to whole cores: {why['cpu']}", groups.fix)
+        yield Unenforced("cpus", f"programs are only kept to whole cores: {why['cpu']}", fix)
     if not groups.enforces("pids") and not _counts_by_user(facts, level):
         yield Unenforced(
             "processes",
             f"sandboxes share a uid, and are only counted together: {why['pids']}",
-            groups.fix,
+            fix,
         )
     if backing == "dir":
-        fix = "allow namespaces (see `capsule doctor`)"
+        fix = remedies.disk(facts, backing)
         yield Unenforced("disk", "a plain directory has no quota; single files are limited", fix)
         yield Unenforced("inodes", "a plain directory has no quota", fix)
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 from capsule.model import Isolation, Template
 from capsule.providers.contract import Capabilities, Finding
-from capsule.providers.local import enforcement, programs
+from capsule.providers.local import enforcement, programs, remedies
 from capsule.providers.local.probe import LEAST_LANDLOCK, Facts
 from capsule.providers.local.settings import LocalSettings
+from capsule.surroundings import Kind
 
 
 def capabilities(facts: Facts, settings: LocalSettings, backing: str | None) -> Capabilities:
@@ -31,6 +32,8 @@ def _levels(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
         f" (forced by the isolation setting: {settings.isolation})" if settings.isolation else ""
     )
     yield Finding("kernel", True, f"Linux {facts.kernel}, uid {facts.uid}{forced}")
+    if facts.around.kind is not Kind.MACHINE:
+        yield Finding("surroundings", True, str(facts.around))
     ok = facts.allows(Isolation.NAMESPACES)
     missing = [w for w in ("userns", "mounts", "seccomp") if not facts.can(w)]
     detail = "user, pid, mount, net, ipc, uts and cgroup namespaces with seccomp"
@@ -38,26 +41,19 @@ def _levels(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
         detail = "; ".join(f"{w}: {facts.tries[w].why}" for w in missing)
     elif not ok:
         detail = _failures(facts, Isolation.NAMESPACES)
-    yield Finding("level namespaces", ok, detail, "" if ok else _userns_fix(facts))
+    yield Finding("level namespaces", ok, detail, "" if ok else remedies.namespaces(facts))
     ok = facts.allows(Isolation.LANDLOCK)
     yield Finding(
         "level landlock",
         ok,
         f"Landlock version {facts.landlock_abi} with seccomp" if ok else _landlock_why(facts),
-        "" if ok else _landlock_fix(facts),
+        "" if ok else remedies.landlock(facts),
     )
 
 
 def _failures(facts: Facts, level: Isolation) -> str:
     trial = facts.trials.get(level)
     return f"a trial sandbox failed: {'; '.join(trial.failures)}" if trial else ""
-
-
-def _landlock_fix(facts: Facts) -> str:
-    if facts.landlock_abi >= LEAST_LANDLOCK:
-        return "run the server as root, or use a kernel from 6.12 on"
-    since = "5.19" if facts.uid_ranges else "6.12"
-    return f"use a kernel from {since} on with CONFIG_SECURITY_LANDLOCK and lsm=landlock"
 
 
 def _landlock_why(facts: Facts) -> str:
@@ -70,18 +66,6 @@ def _landlock_why(facts: Facts) -> str:
             return f"Landlock version {facts.landlock_abi} is too old: {needed}"
         return _failures(facts, Isolation.LANDLOCK)
     return f"the kernel offers no Landlock: {facts.tries['landlock'].why}"
-
-
-def _userns_fix(facts: Facts) -> str:
-    if facts.sysctls.get("user.max_user_namespaces") == 0:
-        return "sysctl -w user.max_user_namespaces=15000"
-    if facts.sysctls.get("kernel.unprivileged_userns_clone") == 0 and facts.uid:
-        return "sysctl -w kernel.unprivileged_userns_clone=1"
-    if facts.sysctls.get("kernel.apparmor_restrict_unprivileged_userns") == 1 and facts.uid:
-        return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-    if facts.can("userns"):
-        return "in a container, unmask its /proc (Docker: --security-opt systempaths=unconfined)"
-    return "run outside a container, or let its seccomp profile allow unshare and mount"
 
 
 def _parts(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
@@ -98,11 +82,11 @@ def _parts(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
     yield _uid_ranges(facts)
     yield _tried(
         facts, "overlay", "templates may start from an image or a directory",
-        "use a kernel from 5.11 on, or run the server as root",
+        remedies.overlay(facts),
     )  # fmt: skip
     yield _tried(
         facts, "layers", "snapshots and forks of a sandbox's files",
-        "as root: a kernel from 5.19 on, data_dir on ext4, xfs or btrfs; else a kernel from 6.6 on",
+        remedies.layers(facts, namespaces=facts.allows(Isolation.NAMESPACES)),
     )  # fmt: skip
     built = os.access(settings.agent, os.X_OK)
     yield Finding("agent", built, str(settings.agent), "" if built else "build it: make agent")
@@ -112,15 +96,11 @@ def _uid_ranges(facts: Facts) -> Finding:
     if facts.uid_ranges:
         return Finding("uid ranges", True, "each sandbox has host uids of its own")
     detail = "sandboxes share one uid on the host"
-    fix = "run the server as root, outside a user namespace"
     if facts.lacking:
-        missing = ", ".join(facts.lacking)
-        detail += f": root lacks the capabilities {missing}"
-        fix = f"give the server the capabilities {missing}"
+        detail += f": root lacks the capabilities {', '.join(facts.lacking)}"
     elif "uid ranges" in facts.tries:
         detail += f": a trial sandbox failed: {facts.tries['uid ranges'].why}"
-        fix = "give the server's root the capabilities that it has outside a container"
-    return Finding("uid ranges", False, detail, fix)
+    return Finding("uid ranges", False, detail, remedies.uid_ranges(facts))
 
 
 def _tried(facts: Facts, what: str, fine: str, fix: str) -> Finding:
@@ -135,19 +115,14 @@ def _limits(facts: Facts, backing: str | None) -> Iterable[Finding]:
     )
     if groups.problems:
         detail += "; " + "; ".join(sorted(set(groups.problems.values())))
-    yield Finding("cgroups", not groups.problems, detail, groups.fix)
+    yield Finding("cgroups", not groups.problems, detail, remedies.cgroups(facts))
     kinds = {
         "loop": "an ext4 image per sandbox, on the host's disk",
         "tmpfs": "memory-backed and sized",
         "dir": "a plain directory, without a quota",
     }
-    fixes = {
-        "loop": "",
-        "tmpfs": "run the server as root with e2fsprogs installed and loop devices allowed",
-        "dir": "let the server use namespaces: see above",
-    }
     detail = kinds.get(backing or "", "none usable")
-    yield Finding("disk", backing == "loop", detail, fixes.get(backing or "", fixes["tmpfs"]))
+    yield Finding("disk", backing == "loop", detail, remedies.disk(facts, backing or ""))
 
 
 def _interpreters(templates: Iterable[Template]) -> Iterable[Finding]:

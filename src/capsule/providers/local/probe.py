@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from capsule import surroundings
 from capsule.errors import CapsuleError
 from capsule.model import Isolation
 from capsule.providers.local import cgroups
 from capsule.providers.local.cgroups import Cgroups
 from capsule.providers.local.disk import find_mkfs
 from capsule.providers.local.launcher import Launcher
+from capsule.surroundings import Surroundings
 
 PROBES = ("userns", "mounts", "overlay", "landlock", "seccomp", "loop")
 
@@ -66,6 +68,7 @@ class Facts:
     lacking: tuple[str, ...] = ()  # capabilities that root has elsewhere
     context: tuple[str, ...] = ()  # what else decides what this process may do
     trials: Mapping[Isolation, Trial] = field(default_factory=dict)
+    around: Surroundings = field(default_factory=Surroundings)
 
     def can(self, what: str) -> bool:
         return what in self.tries and self.tries[what].ok
@@ -147,6 +150,7 @@ def _facts(tries: Mapping[str, Try], prepared: Cgroups) -> Facts:
         sysctls=dict(_sysctls()),
         lacking=lacking,
         context=_context(status),
+        around=surroundings.find(),
     )
 
 

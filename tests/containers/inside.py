@@ -1,0 +1,107 @@
+"""Runs in a container: what `doctor` says of it, and what a server there can do, as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from capsule_sdk import CapsuleClient, CapsuleError
+
+CAPSULE = (sys.executable, "-c", "from capsule.cli.main import main; main()")
+MARK = "77771"  # seconds that programs sleep: nobody else does so long
+URL = "http://127.0.0.1:8080"
+
+
+def doctor() -> dict[str, Any]:
+    said = subprocess.run([*CAPSULE, "doctor", "--json"], capture_output=True, text=True)
+    try:
+        found: dict[str, Any] = json.loads(said.stdout)
+    except ValueError:
+        return {"failed": said.stdout + said.stderr}
+    return found
+
+
+def alive() -> list[str]:
+    """Processes with the mark; what is dead and waits for its parent is nobody."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if MARK.encode() in (entry / "cmdline").read_bytes():
+                    found.append(entry.name)
+    return found
+
+
+def gone(within: float) -> list[str]:
+    deadline = time.monotonic() + within
+    while (left := alive()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def use(client: CapsuleClient) -> dict[str, Any]:
+    """Create, exec, a timeout, a delete with something that runs: what became of each."""
+    start = time.monotonic()
+    sandbox = client.create("python")
+    done: dict[str, Any] = {
+        "isolation": sandbox.info.isolation,
+        "unenforced": [each.what for each in sandbox.info.unenforced],
+        "create": round(time.monotonic() - start, 3),
+        "said": sandbox.exec(["python3", "-c", "print(6 * 7)"]).stdout.strip(),
+    }
+    ended = sandbox.exec(["sleep", MARK], timeout=0.5)
+    done["timeout"] = {"reason": ended.reason, "ms": ended.duration_ms, "left": gone(2)}
+    sandbox.exec(["sh", "-c", f"(setsid sleep {MARK} &) >/dev/null 2>&1"])
+    running = len(alive())
+    sandbox.delete()
+    done["delete"] = {"running": running, "left": gone(2)}
+    return done
+
+
+def listens(server: subprocess.Popen[str]) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and server.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{URL}/health", timeout=2):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def serve() -> dict[str, Any]:
+    with open(os.memfd_create("said"), "w+") as said:
+        server = subprocess.Popen([*CAPSULE, "serve"], stdout=said, stderr=said, text=True)
+        try:
+            found = served(server)
+        finally:
+            server.kill()
+            server.wait()
+        said.seek(0)
+        return {**found, "said": said.read()[-6000:], "left": gone(2)}
+
+
+def served(server: subprocess.Popen[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"listens": listens(server)}
+    if found["listens"]:
+        try:
+            with CapsuleClient(URL) as client:
+                found["used"] = use(client)
+        except CapsuleError as error:
+            found["error"] = f"{type(error).__name__}: {error}"
+    server.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        found["exit"] = server.wait(20)
+    return found
+
+
+if __name__ == "__main__":
+    signal.alarm(90)  # whatever hangs
+    report = {"doctor": doctor(), "serve": serve()}
+    sys.stdout.write(json.dumps(report) + "\n")
