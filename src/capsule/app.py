@@ -31,6 +31,7 @@ from capsule.edge.observed import log_happening
 from capsule.edge.server import Server
 from capsule.edge.site import build_site
 from capsule.errors import ConflictError, ForbiddenError, InvalidError
+from capsule.model import Isolation
 from capsule.providers.contract import Provider
 from capsule.providers.ondemand import OnDemand
 from capsule.providers.registry import make_provider, names
@@ -173,6 +174,9 @@ def server_url(config: Config, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+_BEST = f"level {Isolation.NAMESPACES}"
+
+
 def banner(config: Config, service: Service, port: int) -> str:
     """What a person sees first: where it listens, how strong the walls are, and what to paste."""
     url = server_url(config, port)
@@ -180,11 +184,13 @@ def banner(config: Config, service: Service, port: int) -> str:
     asked = config.api_keys or service.keys.any
     key = ' -H "Authorization: Bearer $CAPSULE_API_KEY"' if asked else ""
     weaker = f", {len(found.unenforced)} limits not enforced" if found.unenforced else ""
+    better = next((each.fix for each in found.findings if each.name == _BEST and each.fix), "")
+    stronger = f"\n  for namespaces: {better}" if better else ""
     box = f"{url}/v1/sandboxes"
     json = "-H 'Content-Type: application/json' -d '{\"code\": \"print(6 * 7)\"}'"
     return f"""
   Capsule {version()} on {url}   (docs: {url}/docs)
-  isolation: {found.isolation}{weaker}   (details: capsule doctor)
+  isolation: {found.isolation}{weaker}   (details: capsule doctor){stronger}
 
   Try it, in another shell:
 

@@ -29,6 +29,13 @@ class Kind(StrEnum):
     CONTAINER = "a container"  # of an engine that leaves no name
 
 
+_PIDS_LIMIT = {
+    Kind.DOCKER: " (docker run --pids-limit)",
+    Kind.PODMAN: " (podman run --pids-limit)",
+    Kind.KUBERNETES: " (the kubelet's podPidsLimit)",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What may be used here besides what the machine has. None: no limit is to be seen."""
@@ -42,7 +49,7 @@ class Bounds:
         if self.memory is not None:
             parts.append(f"{self.memory / 2**20:.0f} MiB of memory")
         if self.cpus is not None:
-            parts.append(f"{self.cpus:g} CPUs")
+            parts.append(f"{self.cpus:g} CPU{'' if self.cpus == 1 else 's'}")
         if self.processes is not None:
             parts.append(f"{self.processes} processes")
         return ", ".join(parts) or "no limits of its own"
@@ -139,14 +146,17 @@ def find_bounds(root: Path = Path("/")) -> Bounds:
 
 
 def exhausted(root: Path = Path("/")) -> str:
-    """The limit of processes around us that is reached, in words; "" if none is. Blocks.
-
-    To make a process failed: whose fault is it? A few may have ended since.
-    """
+    """Asked when no process could be made: the limit around us that is reached, and what to do;
+    "" if none is. A few may have ended since. Blocks."""
     for group in _groups(root):
         used, most = _numbers(group, "pids.current"), _numbers(group, "pids.max")
-        if used and most and used[0] >= 0.95 * most[0] - 1:
-            return f"{used[0]:.0f} of {most[0]:.0f} processes that all of it may have are there"
+        if used and most and used[0] >= 0.9 * most[0] - 1:
+            kind = _kind(root, os.environ)
+            whose = "the server's cgroup" if kind is Kind.MACHINE else "the container"
+            return (
+                f"{whose} has {used[0]:.0f} of the {most[0]:.0f} processes that it may have: "
+                f"delete sandboxes, or raise its limit{_PIDS_LIMIT.get(kind, '')}"
+            )
     return ""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
+from capsule import surroundings
 from capsule.errors import CapsuleError, UnavailableError
 from capsule.link.errors_map import to_error
 from capsule.link.protocol import (
@@ -92,7 +93,9 @@ class Conversation:
             if frame is None:
                 data = await self.stream.receive(CHUNK)
                 if not data:
-                    raise UnavailableError("the agent hung up before it was done")
+                    # Where no process can be made, whoever was to answer was not made either.
+                    full = surroundings.exhausted() or None
+                    raise UnavailableError("the agent hung up before it was done", hint=full)
                 self._decoder.push(data)
             elif frame.type is FrameType.ERROR:
                 raise self._explain(load(frame.payload))

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Mapping
 from typing import Any
 
+from capsule import surroundings
 from capsule.errors import (
     CapacityError,
     CapsuleError,
@@ -73,7 +74,8 @@ def to_error(body: Mapping[str, Any], **context: Any) -> CapsuleError:
         text = f"{text[:1].lower()}{text[1:]}: {path}"  # "no such file or directory: a.txt"
         if target := details.get("target"):  # either may be the cause
             text += f" to {target}"
-    return AGENT_ERRORS[code](text, hint=_HINTS.get(code), **details)
+    full = surroundings.exhausted() if code == "limit" else ""
+    return AGENT_ERRORS[code](text, hint=full or _HINTS.get(code), **details)
 
 
 def printable(value: Any) -> Any:

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from capsule import surroundings
 from capsule.errors import (
     CapacityError,
     CapsuleError,
@@ -218,7 +219,8 @@ def launch_failure(error: CapsuleError) -> CapsuleError:
     if cause == "no_space":
         return NoSpaceError(text, hint="free some space below data_dir", **details)
     if cause in ("limit", "busy"):
-        return CapacityError(text, hint="the host is at a limit; delete sandboxes", **details)
+        full = surroundings.exhausted() or "the host is at a limit; delete sandboxes"
+        return CapacityError(text, hint=full, **details)
     if cause is None:
         return error
     return UnavailableError(text, hint="`capsule doctor` shows what this host allows", **details)

@@ -43,7 +43,7 @@ from capsule.providers.contract import (
     VolumeLook,
 )
 from capsule.providers.identity import safe
-from capsule.providers.local import enforcement, findings, plan, probe, records, trial
+from capsule.providers.local import enforcement, findings, plan, probe, records, remedies, trial
 from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.box import LocalBox, shut_down, way_to
 from capsule.providers.local.filters import Filters
@@ -92,7 +92,7 @@ class LocalProvider(Provider):
             wanted = f"not the level {self.settings.isolation}"
             raise UnavailableError(
                 f"this host allows {wanted if self.settings.isolation else 'no isolation level'}",
-                hint="`capsule doctor` shows the reasons and the fixes",
+                hint=remedies.first(facts) or "`capsule doctor` shows the reasons and the fixes",
             )
         self._host = host = Host(self.settings, facts, way.level, way.backing)
         await asyncio.to_thread(self._prepare, host)

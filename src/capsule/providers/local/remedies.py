@@ -95,6 +95,13 @@ def _refused_calls(facts: Facts) -> bool:
     return not facts.can("userns") or facts.can("mounts") or facts.around.admin
 
 
+def first(facts: Facts) -> str:
+    """Where there is no level at all: what alone is in the way, if that is known."""
+    if facts.around.kind is Kind.GVISOR:
+        return GVISOR
+    return install_apparmor() if restricted(facts) else ""
+
+
 def landlock(facts: Facts) -> str:
     if facts.around.kind is Kind.GVISOR:
         return GVISOR
@@ -118,6 +125,8 @@ def uid_ranges(facts: Facts) -> str:
     if facts.around.kind is Kind.KUBERNETES:
         return f"runAsUser: 0, with capabilities {KEPT}; programs of sandboxes never have them"
     adding = " ".join(f"--cap-add {name}" for name in KEPT.split())
+    if facts.uid == 0 and not facts.lacking:
+        return "--cap-add SYS_ADMIN, which makes the container's root nearly the machine's"
     if facts.uid == 0:
         return f"start the container without --cap-drop, or with {adding}"
     return f"start the container as root, without --cap-drop or with {adding}"
