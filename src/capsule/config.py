@@ -239,7 +239,8 @@ class Config(TenantSettings):
         default=None,
         metadata=about(
             "bytes",
-            "what all ready boxes together may cost the machine; unset: an eighth of its memory",
+            "what all ready boxes together may cost the machine; unset: an eighth of its memory, "
+            "or of what a container may use",
             low=0,
             optional=True,
         ),

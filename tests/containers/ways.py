@@ -38,6 +38,7 @@ class Way:
     attacked: str = ""  # the cell of tests/escape whose attempts are made there
     env: Mapping[str, str] = field(default_factory=dict)
     refused: str = ""  # what the server says where there is no level
+    why: str = ""  # that, for the table
     needs: str = ""
 
 
@@ -46,7 +47,8 @@ WAYS = (
     Way("user", USER, LANDLOCK, attacked="landlock-user"),
     Way("user-without-capabilities", NOTHING, LANDLOCK),
     Way("read-only", f"{NOTHING} --read-only --tmpfs /tmp", LANDLOCK),
-    Way("nowhere-to-write", f"{NOTHING} --read-only", NONE, refused="CAPSULE_DATA_DIR"),
+    Way("nowhere-to-write", f"{NOTHING} --read-only", NONE, refused="CAPSULE_DATA_DIR",
+        why="no folder can be written"),
     Way("no-home", "--user 123456", LANDLOCK),
     Way("root-unfiltered", UNCONFINED, LANDLOCK, alone=True),
     Way("user-unfiltered", f"{USER} {UNCONFINED}", LANDLOCK),
@@ -59,15 +61,17 @@ WAYS = (
     Way("profile-masked", f"{NOTHING} {PROFILE}", LANDLOCK),
     Way("profile-read-only", f"{NOTHING} {PROFILE} {UNMASKED} --read-only --tmpfs /tmp",
         NAMESPACES),
-    Way("root-unmasked", f"{UNCONFINED} {UNMASKED}", LANDLOCK, alone=True),
+    Way("root-unmasked", f"{UNCONFINED} {UNMASKED}", NAMESPACES),
     Way("user-unmasked", f"{USER} {UNCONFINED} {UNMASKED}", NAMESPACES),
     Way("admin", f"--cap-add SYS_ADMIN {UNMASKED}", LANDLOCK, alone=True),
     Way("admin-unfiltered", f"--cap-add SYS_ADMIN {UNCONFINED} {UNMASKED}", NAMESPACES,
         alone=True, attacked="namespaces-root"),
     Way("privileged", "--privileged", NAMESPACES, alone=True),
     Way("wide", f"{WIDE} {UNCONFINED} {UNMASKED}", NAMESPACES, alone=True),
-    Way("gvisor", "--runtime runsc", NONE, refused="gVisor", needs="gvisor"),
-    Way("gvisor-user", f"{USER} --runtime runsc", NONE, refused="gVisor", needs="gvisor"),
+    Way("gvisor", "--runtime runsc", NONE, refused="gVisor", why="see below",
+        needs="gvisor"),
+    Way("gvisor-user", f"{USER} --runtime runsc", NONE, refused="gVisor", why="see below",
+        needs="gvisor"),
 )  # fmt: skip
 BY_NAME = {way.name: way for way in WAYS}
 

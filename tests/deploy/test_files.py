@@ -7,12 +7,14 @@ import re
 import subprocess
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import yaml
 
 from capsule.config import Config
+from capsule.providers.local.seccomp import lint, load_profile
 from tests.support import ROOT
 from tests.support.servers import RealServer
 
@@ -61,6 +63,36 @@ def test_the_network_of_the_compose_file_has_its_own_container() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     assert {services[name]["network_mode"] for name in ("capsule", "nginx")} == {"service:network"}
     assert [name for name, service in services.items() if "ports" in service] == ["network"]
+
+
+def test_the_profile_for_containers_allows_what_sandboxes_are_made_of() -> None:
+    """All that programs may do, whose own profile comes on top, and what makes a sandbox."""
+    text = (DEPLOY / "seccomp" / "capsule.json").read_text()
+    allowed = names_allowed(json.loads(text))
+    own = names_allowed(load_profile("default"))
+    needed = {"mount", "umount2", "pivot_root", "unshare", "setns", "clone", "sethostname"}
+    assert allowed >= own | needed
+    dangerous = {
+        "add_key", "bpf", "clone3", "finit_module", "init_module", "io_uring_setup", "kexec_load",
+        "keyctl", "open_by_handle_at", "perf_event_open", "process_vm_readv", "ptrace", "reboot",
+        "userfaultfd",
+    }  # fmt: skip
+    assert allowed & dangerous == set()
+    assert lint(json.loads(text)) == []
+
+
+def names_allowed(profile: dict[str, Any]) -> set[str]:
+    rules = [rule for rule in profile["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW"]
+    return {name for rule in rules for name in rule["names"]}
+
+
+def test_the_pod_has_no_capability_and_names_the_profile() -> None:
+    pod = yaml.safe_load((DEPLOY / "kubernetes" / "pod.yaml").read_text())["spec"]
+    profile = pod["securityContext"]["seccompProfile"]["localhostProfile"]
+    assert (DEPLOY / "seccomp" / profile).exists()
+    (container,) = pod["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not container["securityContext"]["allowPrivilegeEscalation"]
 
 
 def test_an_image_gets_nothing_that_git_ignores() -> None:

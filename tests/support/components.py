@@ -212,6 +212,12 @@ _ALL = (
     Component("e2fsprogs", "disk images of ext4", _programs("mkfs.ext4"), "e2fsprogs"),
     Component("busybox", "templates of other images", _programs("busybox"), "busybox-static"),
     Component("systemd", "the shipped unit files", _programs("systemd-analyze"), "systemd"),
+    Component(
+        "apparmor",
+        "the profile for AppArmor",
+        _file(str(CACHE / "apparmor/usr/sbin/apparmor_parser"), "no parser was unpacked"),
+        script="apparmor",
+    ),
     Component("x86-64", "system calls of x86-64 alone", _x86_64, hint="another machine"),
 )
 COMPONENTS = {component.name: component for component in _ALL}

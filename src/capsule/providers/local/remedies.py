@@ -120,8 +120,10 @@ def uid_ranges(facts: Facts) -> str:
         if facts.lacking:
             return f"give the server the capabilities {', '.join(facts.lacking)}"
         return "run the server as root, outside a user namespace"
-    if facts.around.rootless or facts.around.kind is Kind.GVISOR:
-        return ""
+    if facts.around.kind is Kind.GVISOR:
+        return GVISOR
+    if facts.around.rootless:
+        return "let the engine of the container be root's"
     if facts.around.kind is Kind.KUBERNETES:
         return f"runAsUser: 0, with capabilities {KEPT}; programs of sandboxes never have them"
     adding = " ".join(f"--cap-add {name}" for name in KEPT.split())
@@ -151,7 +153,7 @@ def disk(facts: Facts, backing: str) -> str:
     if backing == "dir":
         return "let the server use namespaces (see `capsule doctor`)"
     if facts.around.contained:  # there are no loop devices
-        return "" if facts.uid_ranges else "limit the memory of the container"
+        return "limit the memory of the container, which disks are part of"
     return "run the server as root with e2fsprogs installed and loop devices allowed"
 
 
@@ -161,7 +163,7 @@ def cgroups(facts: Facts) -> str:
     if not facts.around.contained or kind in (Kind.LXC, Kind.NSPAWN):
         return facts.cgroups.fix
     if kind is Kind.GVISOR:
-        return ""
+        return GVISOR
     own = "limit the container itself, for all sandboxes together"
     if kind is Kind.KUBERNETES:
         return f"{own}: resources.limits"

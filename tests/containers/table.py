@@ -1,0 +1,56 @@
+"""The table of docs/containers.md. `python -m tests.containers.table` tries all and writes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.containers.ways import WAYS, Way, places, report
+from tests.support import ROOT, supervisor
+from tests.support.engine import EngineApi, EngineError
+from tests.support.users import readable_capsule
+
+PAGE = ROOT / "docs" / "containers.md"
+START, END = "<!-- table -->\n", "<!-- end -->\n"
+HEAD = """\
+| `docker run …` | level | host uids | limits that do not hold for each sandbox |
+|---|---|---|---|
+"""
+
+
+def row(way: Way, found: dict[str, Any]) -> str:
+    used = found["serve"].get("used")
+    options = f"`{way.options}`" if way.options else "(nothing)"
+    if used is None:
+        return f"| {options} | none: {way.why} | | |"
+    local = next(each for each in found["doctor"]["providers"] if each["provider"] == "local")
+    own = next(each["ok"] for each in local["findings"] if each["name"] == "uid ranges")
+    open_ = ", ".join(used["unenforced"])
+    return f"| {options} | {used['isolation']} | {'own' if own else 'shared'} | {open_} |"
+
+
+def rows() -> list[str]:
+    supervisor.own_the_run()
+    shared = supervisor.acquire()
+    api = EngineApi(shared.url)
+    image = shared.images(api).python
+    found = []
+    try:
+        with readable_capsule() as (_, folders):
+            for way in WAYS:
+                try:
+                    tried = report(api, image, places(folders), way.options, **way.env)
+                except EngineError:  # a machine may itself lack what --privileged asks for
+                    found.append(f"| `{way.options}` | not tried: the Engine may not | | |")
+                else:
+                    found.append(row(way, tried))
+    finally:
+        api.close()
+        supervisor.release()
+    return found
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    before, _, rest = text.partition(START)
+    table = HEAD + "".join(f"{line}\n" for line in rows())
+    PAGE.write_text(before + START + table + END + rest.partition(END)[2])
