@@ -56,6 +56,9 @@ def loop_is_never_blocked() -> Iterator[BlockBuster]:
         for name in ("os.scandir", "os.stat"):
             buster.functions[name].can_block_in("capsule/catalog.py", {"_marks"})
             buster.functions[name].can_block_in("capsule/sessions/registry.py", {"_marks"})
+        # And the one at the socket of an Engine that does not answer.
+        for name in ("os.stat", "os.access"):
+            buster.functions[name].can_block_in("capsule/providers/docker/engine.py", {"_refused"})
         # And the ones at limits of our own cgroups: a few small files that are no disk's.
         for name in ("io.TextIOWrapper.read", "io.BufferedReader.read", "os.stat"):
             buster.functions[name].can_block_in("capsule/surroundings.py", {"_read", "_kind"})

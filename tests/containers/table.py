@@ -38,7 +38,7 @@ def rows() -> list[str]:
         with readable_capsule() as (_, folders):
             for way in WAYS:
                 try:
-                    tried = report(api, image, places(folders), way.options, **way.env)
+                    tried = report(api, image, places(folders), way.options)
                 except EngineError:  # a machine may itself lack what --privileged asks for
                     found.append(f"| `{way.options}` | not tried: the Engine may not | | |")
                 else:

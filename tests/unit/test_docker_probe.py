@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from capsule.providers.docker import address, probe, transport
 from capsule.providers.docker.address import Address
 from capsule.providers.docker.engine import agreed, split_tag
 from capsule.providers.docker.probe import Facts
+from tests.support.users import User
 
 VERSION: dict[str, Any] = {"ApiVersion": "1.41", "MinAPIVersion": "1.12", "Components": []}
 INFO: dict[str, Any] = {
@@ -137,10 +139,31 @@ def test_where_the_engine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(address, "find_spec", lambda name: object())
     assert address.find("ssh://me@host", env).socket is None
     monkeypatch.setattr(address, "find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match=r"takes the package asyncssh.*docker-ssh"):
+    with pytest.raises(UnavailableError, match=r"takes the package asyncssh.*asyncssh"):
         address.find("ssh://me@host", env)
     with pytest.raises(InvalidError, match="not the address of a Docker Engine"):
         address.find("ftp://host", env)
     monkeypatch.setattr(address, "SOCKETS", ())
     with pytest.raises(UnavailableError, match=r"no Docker Engine found.*CAPSULE_DOCKER_HOST"):
         address.find(None, {})
+
+
+REFUSED = """
+import sys
+from capsule.providers.docker.address import Address
+from capsule.providers.docker.engine import _translated
+print(_translated("version", Address(f"unix://{sys.argv[1]}"), 900, "Permission denied").hint)
+"""
+
+
+def test_a_socket_that_may_not_be_used_is_told_apart_from_no_engine(as_user: User) -> None:
+    path = as_user.home / "docker.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0)
+        refused = as_user.run(as_user.python, "-c", REFUSED, str(path))
+        path.chmod(0o777)
+        dead = as_user.run(as_user.python, "-c", REFUSED, str(path))
+    assert f"let uid {as_user.uid} use the socket" in refused.stdout, refused.stderr
+    assert f"--group-add {path.stat().st_gid}" in refused.stdout
+    assert "systemctl start docker" in dead.stdout

@@ -373,13 +373,10 @@ def _why(exc: BaseException) -> str:
 
 def _refused(address: Address) -> str:
     """What opens a socket that is there, and is not ours to use; "" for any other."""
-    path = address.url.removeprefix("unix://")
-    try:
-        if path == address.url or os.access(path, os.R_OK | os.W_OK):
-            return ""
-        gid = os.stat(path).st_gid
-    except OSError:
+    path = address.socket
+    if path is None or not path.is_socket() or os.access(path, os.R_OK | os.W_OK):
         return ""
+    gid = path.stat().st_gid
     return (
         f"let uid {os.geteuid()} use the socket: usermod -aG docker USER and log in again; for a "
         f"container, docker run --group-add {gid}"

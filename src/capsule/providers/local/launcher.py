@@ -222,7 +222,8 @@ def launch_failure(error: CapsuleError) -> CapsuleError:
         full = surroundings.exhausted() or "the host is at a limit; delete sandboxes"
         return CapacityError(text, hint=full, **details)
     if cause is None:
-        return error
+        full = surroundings.exhausted()
+        return CapacityError(f"{text}: no process could be made", hint=full) if full else error
     return UnavailableError(text, hint="`capsule doctor` shows what this host allows", **details)
 
 
