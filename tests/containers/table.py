@@ -12,20 +12,28 @@ from tests.support.users import readable_capsule
 PAGE = ROOT / "docs" / "containers.md"
 START, END = "<!-- table -->\n", "<!-- end -->\n"
 HEAD = """\
-| `docker run …` | level | host uids | limits that do not hold for each sandbox |
+| options of `docker run` | level | host uids | limits that do not hold for each sandbox |
 |---|---|---|---|
 """
 
 
+def short(way: Way) -> str:
+    """A way's options as one reads them: each kind is named once."""
+    words = way.options.replace("--security-opt ", "").replace("deploy/seccomp/", "")
+    for option in ("--cap-add", "--cap-drop"):
+        before, found, after = words.partition(f"{option} ")
+        words = before + found + after.replace(f"{option} ", "")
+    return f"`{words}`" if words else "nothing"
+
+
 def row(way: Way, found: dict[str, Any]) -> str:
     used = found["serve"].get("used")
-    options = f"`{way.options}`" if way.options else "(nothing)"
     if used is None:
-        return f"| {options} | none: {way.why} | | |"
+        return f"| {short(way)} | none: {way.why} | | |"
     local = next(each for each in found["doctor"]["providers"] if each["provider"] == "local")
     own = next(each["ok"] for each in local["findings"] if each["name"] == "uid ranges")
     open_ = ", ".join(used["unenforced"])
-    return f"| {options} | {used['isolation']} | {'own' if own else 'shared'} | {open_} |"
+    return f"| {short(way)} | {used['isolation']} | {'own' if own else 'shared'} | {open_} |"
 
 
 def rows() -> list[str]:
@@ -40,7 +48,7 @@ def rows() -> list[str]:
                 try:
                     tried = report(api, image, places(folders), way.options)
                 except EngineError:  # a machine may itself lack what --privileged asks for
-                    found.append(f"| `{way.options}` | not tried: the Engine may not | | |")
+                    found.append(f"| {short(way)} | not tried: no Engine here may do so | | |")
                 else:
                     found.append(row(way, tried))
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from capsule.model import Isolation
+from tests.containers.table import PAGE, row
 from tests.containers.ways import BY_NAME, LANDLOCK, NAMESPACES, WAYS, Way, places, report
 from tests.support import component_missing
 from tests.support.engine import EngineApi, EngineError
@@ -80,6 +81,7 @@ def test_doctor_says_what_a_create_does(way: Way, inside: Look) -> None:
     assert used["timeout"]["ms"] < 3000
     assert used["delete"] == {"running": True, "left": []}
     assert done["exit"] == 0, done["said"]
+    assert f"\n{row(way, found)}\n" in PAGE.read_text(), "python -m tests.containers.table"
 
 
 def test_it_names_the_container_and_its_limits(inside: Look) -> None:
