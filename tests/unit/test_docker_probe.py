@@ -139,7 +139,7 @@ def test_where_the_engine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(address, "find_spec", lambda name: object())
     assert address.find("ssh://me@host", env).socket is None
     monkeypatch.setattr(address, "find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match=r"takes the package asyncssh.*asyncssh"):
+    with pytest.raises(UnavailableError, match=r"takes the package asyncssh.*docker-ssh"):
         address.find("ssh://me@host", env)
     with pytest.raises(InvalidError, match="not the address of a Docker Engine"):
         address.find("ftp://host", env)
