@@ -64,6 +64,7 @@ class Surroundings:
         False  # parts of /proc are hidden or read-only: then no other can be mounted
     )
     filtered: bool = False  # by seccomp, like everything in the container
+    apparmor: str = ""  # the profile that confines us; "": none does
     cgroups: int = 0  # the version that has the controllers; 0: none is mounted
     bounds: Bounds = field(default_factory=Bounds)
 
@@ -89,6 +90,7 @@ def find(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> Surroun
         admin=bool(int(status.get("CapEff", "0"), 16) & SYS_ADMIN),
         masked_proc=any(each.point.startswith("/proc/") for each in mounts),
         filtered=status.get("Seccomp") == "2",
+        apparmor=_apparmor(root),
         cgroups=_version(mounts),
         bounds=find_bounds(root),
     )
@@ -120,6 +122,14 @@ def _version(mounts: Iterable[_Mount]) -> int:
     if any(each.type == "cgroup" and "memory" in each.options for each in mounts):
         return 1
     return 2 if any(each.type == "cgroup2" for each in mounts) else 0
+
+
+def _apparmor(root: Path) -> str:
+    label = _read(root / "proc/self/attr/apparmor/current") or _read(
+        root / "proc/self/attr/current"
+    )
+    name, _, mode = label.strip("\0\n ").partition(" (")
+    return name if mode.startswith(("enforce", "mixed", "kill")) else ""
 
 
 def _has_devices(root: Path) -> bool:

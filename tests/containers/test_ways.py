@@ -90,6 +90,13 @@ def test_it_names_the_container_and_its_limits(inside: Look) -> None:
     assert said["detail"] == "Docker: 512 MiB of memory, 1 CPU, 256 processes"
 
 
+def test_an_error_names_the_containers_limit_of_processes(inside: Look) -> None:
+    told = inside("--pids-limit 100", "crowd")["serve"]["used"]["refused"]
+    assert told.startswith("CapacityError"), told
+    assert "of the 100 processes that it may have" in told
+    assert "docker run --pids-limit" in told
+
+
 WEAK = ("root", "user", "user-without-capabilities", "root-unfiltered", "user-unfiltered",
         "profile-masked", "admin")  # fmt: skip
 

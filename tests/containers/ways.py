@@ -129,7 +129,7 @@ def output(engine: EngineApi, made: str, within: float) -> str:
 def report(
     engine: EngineApi, image: str, binds: list[str], options: str, *only: str
 ) -> dict[str, Any]:
-    """What inside.py found; `only` what "doctor" says, or all."""
+    """What inside.py found; `only`: what "doctor" says, or what a "crowd" meets."""
     with started(engine, image, binds, options, "python3", INSIDE, *only) as made:
         text = output(engine, made, within=100)
     try:

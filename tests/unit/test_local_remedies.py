@@ -89,6 +89,28 @@ NO_USERNS = {"userns": REFUSED, "mounts": REFUSED}
             "{type: Localhost, localhostProfile: capsule.json}; procMount: Unmasked, with "
             "hostUsers: false",
         ),
+        (
+            host(
+                tries=NO_USERNS,
+                kind=Kind.DOCKER,
+                filtered=True,
+                masked_proc=True,
+                apparmor="docker-default",
+            ),
+            f"docker run {PROFILE} --security-opt apparmor=unconfined {UNMASKED} …",
+        ),
+        (
+            host(
+                tries=NO_USERNS,
+                kind=Kind.DOCKER,
+                filtered=True,
+                masked_proc=True,
+                apparmor="docker-default",
+                sysctls=RESTRICTED,
+            ),
+            f"docker run {PROFILE} --security-opt apparmor=capsule-agent {UNMASKED} …, with "
+            "deploy/apparmor/capsule-agent loaded on the host",
+        ),
         (host(tries=NO_USERNS, kind=Kind.GVISOR), remedies.GVISOR),
         (
             host(tries=NO_USERNS, sysctls={"user.max_user_namespaces": 0}, kind=Kind.DOCKER),

@@ -143,6 +143,17 @@ def test_a_machine_whose_disk_was_made_from_an_image_is_no_container(tmp_path: P
     assert surroundings.find(root, {}).kind is Kind.MACHINE
 
 
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("docker-default (enforce)\n", "docker-default"), ("unconfined\n", ""), ("kernel", "")],
+)
+def test_a_profile_of_apparmor_that_confines_is_known(
+    tmp_path: Path, label: str, name: str
+) -> None:
+    root = tree(tmp_path, {"proc/self/attr/current": label})
+    assert surroundings.find(root, {}).apparmor == name
+
+
 def test_root_of_a_user_namespace_is_without_root(tmp_path: Path) -> None:
     files = {"run/.containerenv": "", "proc/self/uid_map": "0 1000 1\n1 100000 65536\n"}
     assert surroundings.find(tree(tmp_path, files), {}).rootless

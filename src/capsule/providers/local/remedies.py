@@ -14,6 +14,7 @@ from capsule.surroundings import Kind
 PROFILE = "deploy/seccomp/capsule.json"
 POD = "deploy/kubernetes/pod.yaml"
 KEPT = "CHOWN DAC_OVERRIDE FOWNER KILL SETGID SETUID"
+LOADED = "deploy/apparmor/capsule-agent loaded on the host"
 GVISOR = (
     "gVisor lacks what sandboxes are made of; run the server outside of it, with "
     "CAPSULE_PROVIDER=docker and CAPSULE_DOCKER_RUNTIME=runsc: then each sandbox is in a gVisor"
@@ -38,13 +39,15 @@ def _of_the_kernel(facts: Facts) -> str:
         return ""
     if facts.sysctls.get("kernel.unprivileged_userns_clone") == 0:
         return "sysctl -w kernel.unprivileged_userns_clone=1"
-    if restricted(facts):
+    if restricted(facts) and not facts.around.contained:
         return install_apparmor()
     return ""
 
 
 def restricted(facts: Facts) -> bool:
-    return facts.uid != 0 and facts.sysctls.get(apparmor.SYSCTL) == 1
+    """Whether user namespaces are worth nothing here without a profile of AppArmor."""
+    held = facts.uid != 0 or (facts.around.contained and not facts.around.admin)
+    return held and facts.sysctls.get(apparmor.SYSCTL) == 1
 
 
 def install_apparmor() -> str:
@@ -63,8 +66,10 @@ def more(facts: Facts) -> str:
         case Kind.NSPAWN:
             return "run the server outside: systemd-nspawn has no option that shows all of /proc"
         case Kind.PODMAN:
-            return f"podman run {' '.join(_options(facts, 'unmask=ALL'))} …"
-    return f"docker run {' '.join(_options(facts, 'systempaths=unconfined'))} …"
+            command = f"podman run {' '.join(_options(facts, 'unmask=ALL'))} …"
+        case _:
+            command = f"docker run {' '.join(_options(facts, 'systempaths=unconfined'))} …"
+    return f"{command}, with {LOADED}" if restricted(facts) else command
 
 
 def _options(facts: Facts, unmask: str) -> Iterator[str]:
@@ -75,8 +80,17 @@ def _options(facts: Facts, unmask: str) -> Iterator[str]:
         # Real root is not held back by what the profile leaves out, but by what the Engine's has.
         plain = facts.uid == 0 and facts.around.admin
         yield f"--security-opt seccomp={'unconfined' if plain else PROFILE}"
+    if apparmor_option := _apparmor(facts):
+        yield f"--security-opt apparmor={apparmor_option}"
     if facts.around.masked_proc:
         yield f"--security-opt {unmask}"
+
+
+def _apparmor(facts: Facts) -> str:
+    """An Engine's own profile refuses mounts; where user namespaces want a profile, ours is one."""
+    if restricted(facts):
+        return "capsule-agent"
+    return "unconfined" if facts.around.apparmor else ""
 
 
 def _pod(facts: Facts) -> Iterator[str]:
@@ -84,6 +98,11 @@ def _pod(facts: Facts) -> Iterator[str]:
         yield "runAsUser: 1000"
     if _refused_calls(facts):
         yield "seccompProfile: {type: Localhost, localhostProfile: capsule.json}"
+    if restricted(facts):
+        profile = "{type: Localhost, localhostProfile: capsule-agent}"
+        yield f"appArmorProfile: {profile}, with {LOADED}"
+    elif facts.around.apparmor:
+        yield "appArmorProfile: {type: Unconfined}"
     if facts.around.masked_proc:
         yield "procMount: Unmasked, with hostUsers: false"
 
@@ -102,7 +121,7 @@ def first(facts: Facts) -> str:
     """Where there is no level at all: what alone is in the way, if that is known."""
     if facts.around.kind is Kind.GVISOR:
         return GVISOR
-    return install_apparmor() if restricted(facts) else ""
+    return namespaces(facts) if restricted(facts) else ""
 
 
 def landlock(facts: Facts) -> str:
