@@ -10,8 +10,9 @@ import pytest
 from capsule.model import GIB, MIB, Isolation, Limits
 from capsule.providers.local import plan
 from capsule.providers.local.cgroups import Cgroups
+from capsule.providers.local.enforcement import unenforced
 from capsule.providers.local.plan import Parts, Root
-from capsule.providers.local.probe import Facts, Try, unenforced
+from capsule.providers.local.probe import Facts, Try
 
 GROUPS = Cgroups(
     1,

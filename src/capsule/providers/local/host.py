@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capsule.model import Isolation
-from capsule.providers.local import plan, probe
+from capsule.providers.local import enforcement, plan
 from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.cores import Cores
 from capsule.providers.local.disk import Disks, choose_backing
@@ -26,8 +26,8 @@ class Host:
         self.roots = Roots(
             settings.data_dir, level, overlay=facts.can("overlay"), agent=settings.agent
         )
-        self.unenforced = tuple(probe.unenforced(facts, level, backing))
-        self.features = probe.features(facts, level, backing)
+        self.unenforced = tuple(enforcement.unenforced(facts, level, backing))
+        self.features = enforcement.features(facts, level, backing)
         # Of the uids that programs have inside; where a box has one uid, that is ours.
         owner = plan.UID if facts.uid_ranges else None
         self.layers = Layers(settings.data_dir / "layers", owner=owner)

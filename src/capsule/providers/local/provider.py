@@ -42,7 +42,7 @@ from capsule.providers.contract import (
     VolumeLook,
 )
 from capsule.providers.identity import safe
-from capsule.providers.local import plan, probe, records
+from capsule.providers.local import enforcement, findings, plan, probe, records
 from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.box import LocalBox, shut_down, way_to
 from capsule.providers.local.filters import Filters
@@ -111,7 +111,7 @@ class LocalProvider(Provider):
             backing = backing_for(self.settings, facts, level)
         except UnavailableError:
             backing = None
-        return await asyncio.to_thread(probe.capabilities, facts, self.settings, backing)
+        return await asyncio.to_thread(findings.capabilities, facts, self.settings, backing)
 
     def expect(self) -> None:
         self._launcher.expect()
@@ -344,7 +344,9 @@ class LocalProvider(Provider):
             each.name: await asyncio.to_thread(host.volumes.make_ready, each.id)
             for each in spec.volumes
         }
-        adjustable = spec.adjustable and probe.adjusts(host.facts, host.level, host.disks.backing)
+        adjustable = spec.adjustable and enforcement.adjusts(
+            host.facts, host.level, host.disks.backing
+        )
         view = None if root is None else await self._view(shown, spec.limits.memory)
         if adjustable:
             view = self._views.own(sandbox_id)
@@ -396,7 +398,7 @@ class LocalProvider(Provider):
             "disk_dir": str(disk_dir) if disk_dir else None,
             "cpus": list(parts.cpus),
             "own_view": parts.adjustable,
-            "unenforced": probe.as_json((*host.unenforced, *parts.unenforced)),
+            "unenforced": enforcement.as_json((*host.unenforced, *parts.unenforced)),
         }
 
     def _box(
