@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.escape.attempt import ALONE, PEER, Attempt, Check, GotOut, cases, proofs, scenario
+from tests.escape.attempt import (
+    ALONE,
+    LOCAL,
+    PEER,
+    Attempt,
+    Check,
+    GotOut,
+    cases,
+    proofs,
+    scenario,
+)
 from tests.escape.conftest import Cell
 from tests.escape.machine import Refused, Sandbox
 from tests.support import wait_for
@@ -257,13 +268,55 @@ ATTEMPTS = [
     ),
 ]
 
+# A container has a memory cgroup of its own.
+OF_NEIGHBOURS = [
+    Attempt(
+        "oom-score",
+        "become the last whom the kernel ends when memory is short: lower one's own oom_score_adj",
+        """
+        before = open("/proc/self/oom_score_adj").read()
+        put("/proc/self/oom_score_adj", str(int(before) + 1))
+        put("/proc/self/oom_score_adj", before)
+        escaped("raised and lowered again")
+        """,
+    ),
+    Attempt(
+        "oom-score-of-another",
+        "lower that of another process",
+        """
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        path = f"/proc/{child}/oom_score_adj"
+        try:
+            before = open(path).read()
+            put(path, str(int(before) + 1))
+            put(path, before)
+        finally:
+            os.kill(child, 9)
+        escaped("raised and lowered again")
+        """,
+    ),
+]
+BY_ROOT = [replace(each, name=f"{each.name}-by-root", user="root") for each in OF_NEIGHBOURS]
+
 
 @cases(ATTEMPTS)
 def test_stays_inside(attempt: Attempt, holds: Check) -> None:
     holds(attempt)
 
 
-@proofs(ATTEMPTS)
+@cases(OF_NEIGHBOURS, LOCAL)
+def test_leaves_neighbours_alone(attempt: Attempt, holds: Check) -> None:
+    holds(attempt)
+
+
+@cases(BY_ROOT, ("namespaces-root", "namespaces-user"))
+def test_root_leaves_neighbours_alone(attempt: Attempt, holds: Check) -> None:
+    holds(attempt)
+
+
+@proofs([*ATTEMPTS, *OF_NEIGHBOURS])
 def test_works_outside(attempt: Attempt, works: Check) -> None:
     works(attempt)
 

@@ -57,7 +57,7 @@ PER_USER = {"sigpending": 1024, "msgqueue": 256 * 1024, "memlock": MIB}
 # Inside, the mounts already decide; Landlock stands behind them should one of them be wrong.
 LANDLOCK_INSIDE = (
     ("/", "rx"),
-    ("/proc", "dev"),
+    ("/proc", "r"),
     ("/dev", "dev"),
     ("/dev/shm", "rw"),
     (WORKSPACE, "rw"),
