@@ -9,8 +9,9 @@ import pytest
 
 from capsule.model import GIB, MIB, Isolation, Limits
 from capsule.providers.local import plan
-from capsule.providers.local.cgroups import Cgroups
+from capsule.providers.local.cgroups import Cgroups, Layout
 from capsule.providers.local.enforcement import unenforced
+from capsule.providers.local.host_memory import least
 from capsule.providers.local.plan import Parts, Root
 from capsule.providers.local.probe import Facts, Try
 
@@ -103,6 +104,27 @@ def test_a_memory_backed_disk_is_charged_as_memory() -> None:
     assert request["cgroups"][0]["set"] == [["memory.limit_in_bytes", str(GIB + 512 * MIB)]]
     assert request["rlimits"]["data"] == 512 * MIB
     assert namespaces(facts(groups=NO_GROUPS))["rlimits"]["data"] == Limits().memory
+
+
+def test_memory_is_watched_where_no_cgroup_holds_it() -> None:
+    assert "memory_watch" not in namespaces() and "memory_watch" not in landlock()
+    for request in (namespaces(facts(groups=NO_GROUPS)), landlock(facts(groups=NO_GROUPS))):
+        assert request["memory_watch"]["limit"] == Limits().memory
+        assert request["memory_watch"]["of"] > 0
+
+
+def test_what_there_is_for_all_is_the_least_limit_above_us(tmp_path: Path) -> None:
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        (inner / name).write_text("max\n")
+        (tmp_path / "outer" / name).write_text(f"{400 * MIB}\n")
+    v1 = Layout(1, points={"memory": tmp_path}), "3:cpu,memory:/outer/inner\n0::/elsewhere\n"
+    v2 = Layout(2, unified=tmp_path), "0::/outer/inner\n"
+    for layout, own in (v1, v2):
+        assert least(layout, own, GIB) == 400 * MIB
+        assert least(layout, own, 300 * MIB) == 300 * MIB
+    assert least(Layout(0), "", GIB) == GIB
 
 
 @pytest.mark.parametrize(

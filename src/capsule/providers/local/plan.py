@@ -24,7 +24,7 @@ from capsule.model import (
     User,
     VolumeMount,
 )
-from capsule.providers.local import views
+from capsule.providers.local import host_memory, views
 from capsule.providers.local.disk import DIRS
 from capsule.providers.local.probe import UID_BASE, UID_COUNT, UID_SLOTS, Facts
 from capsule.providers.local.skeleton import DEVICES, SYSTEM_DIRS, copied_paths
@@ -134,6 +134,8 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         "cpus": list(parts.cpus),
         "landlock": landlock(level, parts, facts),
     }
+    if not facts.cgroups.enforces("memory"):
+        plan["memory_watch"] = {"limit": parts.limits.memory, "of": host_memory.within_reach()}
     if parts.adjustable:
         # Nobody could raise them later. The cgroup counts processes; each program gets `nofile`.
         plan["rlimits"].pop("nproc", None)
@@ -273,6 +275,7 @@ def own_tasks() -> int:
 
 def learn_host() -> None:
     """Looks at the host's files now, so that no launch has to. Blocks."""
+    host_memory.within_reach()
     host_rules()
     _present(MASKED)
     _present(READ_ONLY)
