@@ -111,7 +111,10 @@ class LocalProvider(Provider):
             backing = backing_for(self.settings, facts, level)
         except UnavailableError:
             backing = None
-        return await asyncio.to_thread(findings.capabilities, facts, self.settings, backing)
+        doctor = self._host is None  # a server asks once it is open, and must not wait
+        return await asyncio.to_thread(
+            findings.capabilities, facts, self.settings, backing, thorough=doctor
+        )
 
     def expect(self) -> None:
         self._launcher.expect()
