@@ -218,7 +218,7 @@ int landlock_abi(void);
 /* init.c: pid 1 of the box. Reaps, forks, kills trees; parses nothing. */
 enum ctl_command { C_GO = 1, C_DISK, C_CGROUPS, C_READY, C_FAILED, C_SPAWN, C_SPAWNED, C_EXITED, C_KILL, C_KILLED, C_SIGNAL, C_SIGNALED,
                    C_FORGET, C_SOCKET, C_SOCKETED, C_COUNT, C_COUNTED, C_FREEZE, C_FROZEN, C_THAW, C_SHEPHERD,
-                   C_VISIT };
+                   C_VISIT, C_REST, C_OOM };
 enum spawn_kind { K_EXEC, K_FILE, K_SAVE, K_SUDO };
 struct ctl {
     uint32_t command, no;
@@ -301,9 +301,18 @@ pid_t sweep_above(pid_t pid, bool is(pid_t));
 void sweep_frozen(uint64_t tag);                      /* the last resort: stops the box for a moment */
 bool sweep_descendants(void);                         /* kills and reaps all of the calling subreaper's */
 void sweep_count(struct tally *t);
+void sweep_programs(void fn(pid_t pid, void *arg), void *arg); /* all that run in the box and are not ours */
 bool sweep_paused(void);
 bool sweep_stop(void);                                /* everybody; false: not all of them stand still yet */
 void sweep_continue(void);                            /* but for whoever had been stopped before */
+
+/* memory.c: what a box uses, where no cgroup holds it; by pid 1 */
+void memory_begin(void);
+void memory_wake(void);
+void memory_rest(bool rests);    /* the box stands still by its cgroup */
+int memory_patience(void);       /* until memory_tick has something to do, in ms; -1: it has not */
+void memory_tick(void);
+void init_tell_oom(void);
 
 /* program.c: the child that becomes the user's program */
 enum { FD_REQUEST, FD_STATUS, FD_IN, FD_OUT, FD_ERR, FD_CARRY, FD_ROOT, FD_ROLES }; /* the last two: at times; the order counts */
@@ -378,6 +387,7 @@ void keeper_run(int launcher_conn, int ctl_fd, pid_t init, int disk_fd) __attrib
 void usage_begin(void);
 void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, uint64_t proc_rss);
 uint64_t oom_kills(void);
+void oom_told(void); /* pid 1 has ended a process (memory.c) */
 
 /* launcher.c, probe.c, container.c, relay.c */
 #define ALL_NAMESPACES (CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)

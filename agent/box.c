@@ -80,8 +80,9 @@ bool box_claim_uids(struct fault *f) {
 
 bool write_proc(pid_t pid, const char *name, const char *text, struct fault *f) {
     char path[64];
-    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
-    cleanup_fd int fd = open(path, O_WRONLY | O_CLOEXEC);
+    bool own = sweep_proc() >= 0; /* pid 1's: the programs' is read-only */
+    snprintf(path, sizeof path, "%s%d/%s", own ? "" : "/proc/", (int)pid, name);
+    cleanup_fd int fd = openat(own ? sweep_proc() : AT_FDCWD, path, O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, text, strlen(text)) < 0) return fault_set(f, errno, "%s", name);
     return true;
 }

@@ -42,9 +42,14 @@ static bool freeze_cgroup(const char *dir) { /* asked again, version 1 takes up 
     return write_in(dir, "freezer.state", "FROZEN") && says(dir, "freezer.state", "FROZEN");
 }
 
+/* pid 1, who is no member, need not look at what nobody changes. */
+static void tell_rest(bool rests) {
+    if (json_get(box.spec, "memory_watch")) ctl_tell(&(struct ctl){.command = C_REST, .status = rests}, NULL, 0);
+}
+
 static void let_go(void) {
     const char *dir = freezer();
-    if (dir) thaw_cgroup(dir);
+    if (dir) thaw_cgroup(dir), tell_rest(false);
     else ctl_tell(&(struct ctl){.command = C_THAW}, NULL, 0);
     double stood = now_ms() - keeper.frozen_at;
     for (struct exec *e = keeper.execs; e; e = e->next) {
@@ -144,7 +149,7 @@ void freeze_tick(double now) {
     keeper.frozen = true;
     const char *dir = freezer();
     if (!dir) ctl_tell(&(struct ctl){.command = C_FREEZE}, NULL, 0);
-    else if (freeze_cgroup(dir)) answer(true);
+    else if (freeze_cgroup(dir)) tell_rest(true), answer(true);
 }
 
 void freeze_heard(const struct ctl *m) {

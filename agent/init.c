@@ -40,6 +40,8 @@ static void tell(const struct ctl *m, const int *fds, int nfds) {
     if (!send_fds(ctl, m, sizeof *m, fds, nfds)) end_box();
 }
 
+void init_tell_oom(void) { tell(&(struct ctl){.command = C_OOM}, NULL, 0); }
+
 static struct task *find(uint32_t no) {
     for (struct task *t = tasks; t < tasks + TASKS; t++)
         if (t->no == no) return t;
@@ -198,6 +200,7 @@ static bool spawn(struct ctl *m, int *fds, int nfds) {
     m->slot = (uint32_t)(t ? t - tasks : TASKS + (worker - workers));
     m->order = ordered = ordered % INT32_MAX + 1;
     births[m->slot] = (struct birth){0};
+    memory_wake();
     if (t) *t = (struct task){.no = m->no, .awaited = true};
     else *worker = -(pid_t)m->order;
     if (t) box.open_files = m->port; /* for the sessions that it may ask for */
@@ -403,6 +406,7 @@ static void obey(struct ctl *m, int *fds, int nfds) {
     case C_FREEZE: tell(&(struct ctl){.command = C_FROZEN, .status = sweep_stop()}, NULL, 0); break;
     case C_THAW: go_on(); break;
     case C_SHEPHERD: make_shepherd(); break;
+    case C_REST: memory_rest(m->status); break;
     }
     for (int i = 0; i < nfds; i++) close(fds[i]);
 }
@@ -411,8 +415,9 @@ static void __attribute__((noreturn)) loop(void) {
     for (;;) {
         bool killing = continue_kills();
         struct pollfd p[4] = {{ctl, POLLIN, 0}, {signals, POLLIN, 0}, {forker_fd(), POLLIN, 0}, {open_door(), POLLIN, 0}};
-        int ready = poll(p, 4, killing ? 1 : spare_wanted() ? SPARE_AFTER : -1);
+        int ready = poll(p, 4, killing ? 1 : spare_wanted() ? SPARE_AFTER : memory_patience());
         if (ready < 0 && errno != EINTR) end_box();
+        memory_tick();
         if (!ready && !killing) spare_start();
         if (p[2].revents & POLLIN) forker_hear();
         if (p[3].revents & POLLIN) welcome();
@@ -483,6 +488,7 @@ void init_main(int ctl_fd) {
     forker_start();
     if (box.namespaces) limit_namespace();
     door_open();
+    memory_begin();
     if (box.container) make_shepherd(); /* the keeper counts on it */
     loop();
 }

@@ -67,6 +67,7 @@ static void hear_init(void) {
         case C_COUNTED: counted(&h.m); break;
         case C_FROZEN: freeze_heard(&h.m); break;
         case C_SHEPHERD: flock_arrived(&h.m, h.fd); break;
+        case C_OOM: oom_told(); break;
         case C_VISIT: flock_visited(h.m.pid); break;
         default: if (h.fd >= 0) close(h.fd);
         }

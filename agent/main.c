@@ -7,7 +7,8 @@
  *              (see confine_keeper), then serves the box's socket: reads programs' pipes, keeps output, enforces
  *              timeouts. No child of the server: it lives on. Byte streams into the box have a child of it each (net.c).
  *   pid 1      one per box, inside: user, pid, mount, net, ipc, uts and cgroup namespaces of its own. Builds the root,
- *              enters it, then only forks, reaps, and kills trees, as the keeper says over a socketpair (ctl).
+ *              enters it, then only forks, reaps, and kills trees, as the keeper says over a socketpair (ctl); and it watches the
+ *              memory of the box where no cgroup does (memory.c).
  *   children   of pid 1: programs (fork, confine, execve) and file workers (fork, confine, one file operation).
  *
  * Who is who on the host. As root: each box has a range of uids of its own; pid 1 is its first, programs its 1000th,

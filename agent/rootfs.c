@@ -121,12 +121,13 @@ static int make_proc(void) {
 
 /* pid 1 has one of his own, which no program can reach, with nothing masked and nobody hidden: a program that executes an unreadable
  * file would otherwise vanish from his sight, and outlive a kill. Where he is in a group that no program is in, it is the
- * same file system by another mount. */
+ * same file system by another mount. Only his can be written to: a program that lowers its oom_score_adj has the kernel kill its
+ * neighbours. (Before Linux 5.2 there is but one.) */
 static bool do_proc(const char *to, struct fault *f) {
     bool grouped = box.user_mode == USER_RANGE;
     if (mount("proc", to, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, grouped ? "hidepid=2,gid=0" : "hidepid=2")) return fault_set(f, errno, "mount proc");
     own_proc = grouped ? (int)syscall(SYS_open_tree, AT_FDCWD, to, TREE_CLONE | O_CLOEXEC) : make_proc();
-    return true;
+    return own_proc < 0 || restrict_mount(to, SET_RDONLY | SET_NOSUID | SET_NODEV | SET_NOEXEC) || fault_set(f, errno, "ro proc");
 }
 
 /* By the box's own /dev/null, or the empty folder `from`. Every kernel has its own set of what is masked, and modules come and go. */

@@ -55,22 +55,26 @@ static uint64_t tag_at(const char *path) {
     return errno == EACCES || errno == EPERM ? UINT64_MAX : 0;
 }
 
-/* Quicker than a look at all of /proc: what hops from process to process is caught here, as each hop comes back to the
- * reaper above it. false: nobody. Needs CONFIG_PROC_CHILDREN; without it the searches below do what they can. */
-static bool each_child(pid_t parent, visit *fn, void *arg) {
-    char path[64], text[4096];
-    snprintf(path, sizeof path, "%d/task/%d/children", (int)parent, (int)parent);
+static bool each_child_of_thread(pid_t parent, pid_t thread, visit *fn, void *arg) {
+    static char text[1 << 16];
+    char path[64];
+    size_t n = 0;
+    ssize_t got = 1;
+    snprintf(path, sizeof path, "%d/task/%d/children", (int)parent, (int)thread);
     cleanup_fd int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
-    if (n <= 0) return false;
+    for (; fd >= 0 && n < sizeof text - 1 && (got = RETRY(read(fd, text + n, sizeof text - 1 - n))) > 0; n += (size_t)got) {}
     text[n] = 0;
     for (char *p = text; *p;) {
         pid_t pid = (pid_t)strtol(p, &p, 10);
         if (pid > 1) fn(pid, arg);
         while (*p == ' ') p++;
     }
-    return true;
+    return n > 0;
 }
+
+/* Quicker than a look at all of /proc: what hops from process to process is caught here, as each hop comes back to the
+ * reaper above it. false: nobody. Needs CONFIG_PROC_CHILDREN; without it the searches below do what they can. */
+static bool each_child(pid_t parent, visit *fn, void *arg) { return each_child_of_thread(parent, parent, fn, arg); }
 
 /* The pid given last in this pid namespace, or 0. If it is the same before and after a look at all processes, nobody
  * was born meanwhile, and nobody was missed. */
@@ -404,4 +408,41 @@ void sweep_count(struct tally *t) {
     for (size_t i = 0; i < f.n; i++)
         if (f.all[i].ours && f.all[i].parent != getpid()) count(f.all[i].pid, t); /* not the shepherds */
     free(f.all);
+}
+
+struct line { pid_t *pids, of; size_t n, room; };
+
+static void join_line(pid_t pid, void *arg) {
+    struct line *l = arg;
+    if (l->n == l->room) l->pids = xrealloc(l->pids, (l->room = l->room ? l->room * 2 : 64) * sizeof *l->pids);
+    l->pids[l->n++] = pid;
+}
+
+static void join_children(pid_t thread, void *arg) {
+    struct line *l = arg;
+    each_child_of_thread(l->of, thread, join_line, l);
+}
+
+/* By way of their parents: where /proc is the host's that costs what the box has, and not what the host has. */
+static void each_below_shepherds(visit *fn, void *arg) {
+    struct line l = {0};
+    each_child(getpid(), join_line, &l);
+    for (size_t i = 0, shepherds = l.n; i < l.n; i++) {
+        l.of = l.pids[i];
+        sweep_each_thread(l.of, join_children, &l);
+        if (i >= shepherds) fn(l.pids[i], arg);
+    }
+    free(l.pids);
+}
+
+struct programs { visit *fn; void *arg; };
+
+static void pass_on(pid_t pid, void *arg) {
+    struct programs *p = arg;
+    if (pid != 1 && !forker_is(pid) && !init_has_worker(pid)) p->fn(pid, p->arg);
+}
+
+void sweep_programs(visit *fn, void *arg) {
+    if (box.namespaces) sweep_each(pass_on, &(struct programs){fn, arg});
+    else each_below_shepherds(fn, arg);
 }

@@ -31,14 +31,18 @@ static bool cgroup_value(const char *name, const char *key, double *value) {
     return false;
 }
 
+static uint64_t told;
+
+void oom_told(void) { told++; }
+
 /* Asked with every exec. gVisor's cgroups do not count it: there one look is enough. */
 uint64_t oom_kills(void) {
     static bool uncounted;
     double v = 0;
-    if (uncounted || !box.cgroup_version) return 0;
-    bool v2 = box.cgroup_version == 2, told = cgroup_value(v2 ? "memory.events" : "memory.oom_control", "oom_kill", &v);
-    uncounted = !told && errno == ENOENT;
-    return (uint64_t)v;
+    if (uncounted || !box.cgroup_version) return told;
+    bool v2 = box.cgroup_version == 2, counted = cgroup_value(v2 ? "memory.events" : "memory.oom_control", "oom_kill", &v);
+    uncounted = !counted && errno == ENOENT;
+    return (uint64_t)v + told;
 }
 
 /* Of the device of the box's own disk: v1 does not say who wrote what the kernel writes later. It has counted for other boxes
@@ -104,6 +108,6 @@ void usage_json(struct buf *b, int disk_fd, int processes, double proc_cpu_ms, u
     field(b, "io_write_bytes", io, io ? wr : 0);
     field(b, "disk_bytes", disk, disk ? (double)(fs.f_blocks - fs.f_bfree) * (double)fs.f_bsize : 0);
     field(b, "inodes", disk, disk ? (double)(fs.f_files - fs.f_ffree) : 0);
-    field(b, "oom_kills", box.cgroup_version > 0, (double)oom_kills());
+    field(b, "oom_kills", box.cgroup_version > 0 || json_get(box.spec, "memory_watch"), (double)oom_kills());
     buf_printf(b, "\"source\":\"%s\"}", v2 ? "cgroup2" : box.cgroup_version == 1 ? "cgroup1" : "proc");
 }

@@ -64,6 +64,7 @@ class Driver:
         self._left = b""
         self._names = count(1)
         self._spare: dict[tuple[Any, ...], list[Sandbox]] = {}
+        self.pid = process.pid
         self.user = user  # whose processes and files are worth an attack from inside
 
     def send(self, op: str, *arguments: Any, **options: Any) -> int:

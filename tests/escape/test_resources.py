@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.escape.attempt import ALONE, PEER, Attempt, Check, GotOut, cases, proofs, scenario
+from tests.escape.attempt import (
+    ALONE,
+    LOCAL,
+    PEER,
+    Attempt,
+    Check,
+    GotOut,
+    cases,
+    proofs,
+    scenario,
+)
 from tests.escape.conftest import Cell
 from tests.escape.machine import Refused, Sandbox
 from tests.support import wait_for
@@ -20,7 +31,7 @@ NO_COUNT = (
     "without cgroups and namespaces a user's processes are only counted together (unenforced): a "
     "bomb ends, but above the sandbox's own limit"
 )
-NO_SUM = "an ordinary user without cgroups has no limit but per process, for private memory"
+NO_SUM = "without cgroups memory is looked at, and what no process has mapped is not seen"
 ONE_COUNT = (
     "the cgroup counts the agent's processes with the program's: where those take all there are, "
     "a file operation is refused until they are killed"
@@ -32,7 +43,9 @@ SENTRY = {
 }
 PLAIN_DISK = {"landlock-root": NO_QUOTA, "landlock-user": NO_QUOTA}
 
-MUCH = {"mib": 400}  # the sandboxes of this module have 256 MiB of memory, and 64 MiB of disk
+# The sandboxes of this module have 256 MiB of memory, and 64 MiB of disk. Without a cgroup it takes
+# a moment until somebody sees that it is too much.
+MUCH = {"mib": 400, "noticed": 1.5}
 
 ATTEMPTS = [
     Attempt(
@@ -101,14 +114,14 @@ ATTEMPTS = [
             pipes.append(one)
             children.append(pid)
         got = sum(os.read(pipe, 1) == b"x" for pipe in pipes)
+        time.sleep(A["noticed"])
+        got -= sum(os.waitpid(pid, os.WNOHANG)[0] > 0 for pid in children)
         for pid in children: os.kill(pid, 9)
         if got == 4: escaped(f"{A['mib']} MiB together")
         """,
         args=MUCH,
         killed=True,
         fatal=SENTRY,
-        stands=USER_MEMORY,
-        unenforced="memory",
     ),
     Attempt(
         "memory-files",
@@ -133,13 +146,12 @@ ATTEMPTS = [
         """
         space = mmap.mmap(-1, A["mib"] << 20)
         for at in range(0, A["mib"] << 20, 4096): space[at] = 1
+        time.sleep(A["noticed"])
         escaped(f"{A['mib']} MiB")
         """,
         args=MUCH,
         killed=True,
         fatal=SENTRY,
-        stands=USER_MEMORY,
-        unenforced="memory",
     ),
     Attempt(
         "sysv-memory",
@@ -150,13 +162,12 @@ ATTEMPTS = [
         at = libc.shmat(segment, None, 0)
         libc.shmctl(segment, 0, None)
         ctypes.memset(at, 1, A["mib"] << 20)
+        time.sleep(A["noticed"])
         escaped(f"{A['mib']} MiB")
         """,
         args=MUCH,
         killed=True,
         fatal=SENTRY,
-        stands={"namespaces-user": NO_SUM},
-        unenforced="memory",
     ),
     Attempt(
         "fill-dev-shm",
@@ -257,13 +268,55 @@ ATTEMPTS = [
     ),
 ]
 
+# A container has a memory cgroup of its own.
+OF_NEIGHBOURS = [
+    Attempt(
+        "oom-score",
+        "become the last whom the kernel ends when memory is short: lower one's own oom_score_adj",
+        """
+        before = open("/proc/self/oom_score_adj").read()
+        put("/proc/self/oom_score_adj", str(int(before) + 1))
+        put("/proc/self/oom_score_adj", before)
+        escaped("raised and lowered again")
+        """,
+    ),
+    Attempt(
+        "oom-score-of-another",
+        "lower that of another process",
+        """
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        path = f"/proc/{child}/oom_score_adj"
+        try:
+            before = open(path).read()
+            put(path, str(int(before) + 1))
+            put(path, before)
+        finally:
+            os.kill(child, 9)
+        escaped("raised and lowered again")
+        """,
+    ),
+]
+BY_ROOT = [replace(each, name=f"{each.name}-by-root", user="root") for each in OF_NEIGHBOURS]
+
 
 @cases(ATTEMPTS)
 def test_stays_inside(attempt: Attempt, holds: Check) -> None:
     holds(attempt)
 
 
-@proofs(ATTEMPTS)
+@cases(OF_NEIGHBOURS, LOCAL)
+def test_leaves_neighbours_alone(attempt: Attempt, holds: Check) -> None:
+    holds(attempt)
+
+
+@cases(BY_ROOT, ("namespaces-root", "namespaces-user"))
+def test_root_leaves_neighbours_alone(attempt: Attempt, holds: Check) -> None:
+    holds(attempt)
+
+
+@proofs([*ATTEMPTS, *OF_NEIGHBOURS])
 def test_works_outside(attempt: Attempt, works: Check) -> None:
     works(attempt)
 

@@ -105,6 +105,13 @@ def test_a_memory_backed_disk_is_charged_as_memory() -> None:
     assert namespaces(facts(groups=NO_GROUPS))["rlimits"]["data"] == Limits().memory
 
 
+def test_memory_is_watched_where_no_cgroup_holds_it() -> None:
+    assert "memory_watch" not in namespaces() and "memory_watch" not in landlock()
+    for request in (namespaces(facts(groups=NO_GROUPS)), landlock(facts(groups=NO_GROUPS))):
+        assert request["memory_watch"]["limit"] == Limits().memory
+        assert request["memory_watch"]["of"] > 0
+
+
 @pytest.mark.parametrize(
     ("root", "level", "backing", "gaps"),
     [

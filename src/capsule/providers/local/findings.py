@@ -7,16 +7,22 @@ from collections.abc import Iterable
 
 from capsule.model import Isolation, Template
 from capsule.providers.contract import Capabilities, Finding
-from capsule.providers.local import enforcement, programs, remedies
+from capsule.providers.local import enforcement, exposed_files, programs, remedies
 from capsule.providers.local.probe import LEAST_LANDLOCK, Facts
 from capsule.providers.local.settings import LocalSettings
 from capsule.surroundings import Kind
 
 
-def capabilities(facts: Facts, settings: LocalSettings, backing: str | None) -> Capabilities:
+def capabilities(
+    facts: Facts, settings: LocalSettings, backing: str | None, *, thorough: bool = False
+) -> Capabilities:
+    """`thorough`: also what takes seconds to find out, and changes nothing."""
     level = settings.isolation or facts.strongest()
     usable = facts.allows(level) and backing is not None
     findings = (*_levels(facts, settings), *_parts(facts, settings), *_limits(facts, backing))
+    if thorough and not facts.uid_ranges:
+        gids = {facts.gid, *os.getgroups()}
+        findings = (*findings, exposed_files.finding(facts.uid, gids))
     return Capabilities(
         provider="local",
         usable=usable,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from capsule import surroundings
 from capsule.model import (
     MIB,
     MOUNTS,
@@ -57,7 +58,7 @@ PER_USER = {"sigpending": 1024, "msgqueue": 256 * 1024, "memlock": MIB}
 # Inside, the mounts already decide; Landlock stands behind them should one of them be wrong.
 LANDLOCK_INSIDE = (
     ("/", "rx"),
-    ("/proc", "dev"),
+    ("/proc", "r"),
     ("/dev", "dev"),
     ("/dev/shm", "rw"),
     (WORKSPACE, "rw"),
@@ -134,6 +135,8 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         "cpus": list(parts.cpus),
         "landlock": landlock(level, parts, facts),
     }
+    if not facts.cgroups.enforces("memory"):
+        plan["memory_watch"] = {"limit": parts.limits.memory, "of": _memory_of_all()}
     if parts.adjustable:
         # Nobody could raise them later. The cgroup counts processes; each program gets `nofile`.
         plan["rlimits"].pop("nproc", None)
@@ -271,8 +274,14 @@ def own_tasks() -> int:
     return count
 
 
+@functools.cache
+def _memory_of_all() -> int:
+    return surroundings.usable_memory()
+
+
 def learn_host() -> None:
     """Looks at the host's files now, so that no launch has to. Blocks."""
+    _memory_of_all()
     host_rules()
     _present(MASKED)
     _present(READ_ONLY)

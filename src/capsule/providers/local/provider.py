@@ -136,7 +136,10 @@ class LocalProvider(Provider):
         else:
             facts, way = await self._settle(every_level=True)
             backing = None if way is None else way.backing
-        return await asyncio.to_thread(findings.capabilities, facts, self.settings, backing)
+        doctor = self._host is None  # a server asks once it is open, and must not wait
+        return await asyncio.to_thread(
+            findings.capabilities, facts, self.settings, backing, thorough=doctor
+        )
 
     def expect(self) -> None:
         self._launcher.expect()

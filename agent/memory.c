@@ -1,0 +1,156 @@
+/* Where no memory cgroup holds what a box uses, pid 1 looks at it from time to time, as long as anybody runs: a watch and no wall.
+ *
+ * Each process is made to count for the kernel as much as its whole box, by its oom_score_adj: when the machine or the container that
+ * we are in has no memory left, the box that has most of it loses a process, and no neighbour's, however small the pieces are. And what is
+ * over the box's limit is ended, the largest process first, as the kernel does in a cgroup. */
+#include "agent.h"
+#include <linux/kcmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/fsuid.h>
+
+#define QUIET 250.0  /* ms between two looks at a box in which nothing changes; */
+#define BUSY 50.0    /* in which something does; */
+#define AGAIN 5.0    /* that was over its limit: a child that vfork has made counts twice, and soon no more */
+#define SHARE 20.0   /* of our time, one part in so many */
+#define BASE 500     /* what the launcher has given us all */
+#define OURS (1 << 20) /* a process of ours, before it is a program, is smaller */
+
+struct weight { pid_t pid, thread; uint64_t bytes; }; /* thread: one that has the memory */
+static struct weight *all;
+static size_t n, room;
+static uint64_t limit, machine, sum; /* machine: what there is for all boxes together */
+static double look_at;               /* 0: nobody runs */
+static int empty;                    /* looks that have seen nobody, since somebody was to come */
+static bool still, raised, over;
+static char text[4096]; /* of the file that was read last */
+
+static uint64_t kib(const char *name) {
+    const char *at = strstr(text, name);
+    return at ? strtoull(at + strlen(name), NULL, 10) << 10 : 0;
+}
+
+static bool read_file(const struct weight *w, const char *name, const char *holds) {
+    char path[64];
+    snprintf(path, sizeof path, "%d/task/%d/%s", (int)w->pid, (int)w->thread, name);
+    cleanup_fd int fd = openat(sweep_proc(), path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
+    text[got > 0 ? got : 0] = 0;
+    return strstr(text, holds);
+}
+
+static void try_thread(pid_t thread, void *arg) {
+    struct weight *w = arg;
+    if (w->thread) return;
+    w->thread = thread;
+    if (!read_file(w, "status", "\nRssAnon:")) w->thread = 0;
+}
+
+/* With what it shares with others, in full. Who has been killed already counts no more. */
+static void weigh(pid_t pid, void *unused) {
+    struct weight w = {.pid = pid};
+    (void)unused;
+    try_thread(pid, &w);
+    if (!w.thread) sweep_each_thread(pid, try_thread, &w); /* its first thread has ended, or all of it has */
+    const char *pending = strstr(text, "\nSigPnd:");
+    if (!w.thread || !pending || strtoull(pending + 8, NULL, 16) >> (SIGKILL - 1) & 1) return;
+    w.bytes = kib("\nRssAnon:") + kib("\nRssShmem:") + kib("\nVmSwap:");
+    if (n == room) all = xrealloc(all, (room = room ? room * 2 : 64) * sizeof *all);
+    all[n++] = w;
+    sum += w.bytes;
+}
+
+/* Its share of what it shares. Of who does not let us see that: all. */
+static uint64_t share(const struct weight *w) {
+    for (struct weight *v = all; v < w; v++)
+        if (v->bytes == w->bytes && !syscall(SYS_kcmp, v->thread, w->thread, KCMP_VM, 0, 0)) return 0;
+    if (!read_file(w, "smaps_rollup", "\nPss_Anon:")) return w->bytes;
+    return kib("\nPss_Anon:") + kib("\nPss_Shmem:") + kib("\nSwapPss:");
+}
+
+static void end(struct weight *w) {
+    init_tell_oom();
+    kill(w->pid, SIGKILL);
+    sum -= w->bytes;
+    w->bytes = 0;
+}
+
+/* Only a hostile program has a reason to hide from us (PR_SET_DUMPABLE): it ends before it is large. */
+static void raise_scores(void) {
+    bool raise = false;
+    for (struct weight *w = all; w < all + n; w++) {
+        uint64_t more = (sum - w->bytes) * 1000 / machine;
+        char name[48], score[16];
+        struct fault f = {0};
+        if (!more && !raised) continue;
+        snprintf(name, sizeof name, "task/%d/oom_score_adj", (int)w->thread);
+        snprintf(score, sizeof score, "%d", BASE + (more > 1000 - BASE ? 1000 - BASE : (int)more));
+        raise |= more > 0;
+        if (!write_proc(w->pid, name, score, &f) && f.err == EACCES && w->bytes > OURS && sum > limit / 4) end(w);
+    }
+    raised = raise;
+}
+
+static void hold_limit(void) {
+    for (struct weight *w = all; w < all + n && sum > limit; w++) {
+        uint64_t own = share(w);
+        sum -= w->bytes - own;
+        w->bytes = own;
+    }
+    bool twice = over;
+    over = sum > limit;
+    while (over && twice && sum > limit) {
+        struct weight *most = all;
+        for (struct weight *w = all; w < all + n; w++)
+            if (w->bytes > most->bytes) most = w;
+        end(most);
+    }
+}
+
+/* How long it is to the next. */
+static double look(void) {
+    static uint64_t before;
+    static size_t many;
+    bool other = box.user_mode == USER_UID;
+    uid_t uid = box.uid + box.uid_base;
+    gid_t gid = box.gid + box.uid_base;
+    n = 0;
+    sum = 0;
+    if (other) setfsgid(gid), setfsuid(uid); /* whose processes they are: no capability is needed to see into them */
+    sweep_programs(weigh, NULL);
+    uint64_t now = sum;
+    raise_scores();
+    hold_limit();
+    if (other) setfsuid(geteuid()), setfsgid(getegid());
+    bool changed = n != many || now > before + OURS || before > now + OURS;
+    before = now;
+    many = n;
+    return over ? AGAIN : changed ? BUSY : QUIET;
+}
+
+void memory_begin(void) {
+    const struct json *watch = json_get(box.spec, "memory_watch");
+    limit = (uint64_t)json_int(watch, "limit", 0, 0, MAX_INT);
+    machine = (uint64_t)json_int(watch, "of", 1, 1, MAX_INT);
+}
+
+/* Somebody is about to run. */
+void memory_wake(void) {
+    empty = 0;
+    if (limit && look_at <= 0) look_at = now_ms() + BUSY;
+}
+
+void memory_rest(bool rests) { still = rests; }
+
+int memory_patience(void) {
+    double wait = look_at - now_ms();
+    return look_at <= 0 || still || sweep_paused() ? -1 : wait < 0 ? 0 : (int)wait + 1;
+}
+
+void memory_tick(void) {
+    double began = now_ms();
+    if (look_at <= 0 || began < look_at || still || sweep_paused()) return;
+    double wait = look(), now = now_ms(), cost = (now - began) * SHARE;
+    empty = n ? 0 : empty + 1;
+    look_at = empty < 10 ? now + (cost > wait ? cost : wait) : 0;
+}
