@@ -46,7 +46,9 @@ def unenforced(facts: Facts, level: Isolation, backing: str) -> Iterable[Unenfor
             "memory",
             "the disk is memory-backed here, so memory and disk are limited together: their sum "
             "holds, and each process is limited on its own",
-            "run the server as root with e2fsprogs installed, so that disks are images",
+            "give sandboxes a smaller `disk`, which is what they can have beyond `memory`"
+            if facts.uid
+            else "install e2fsprogs and allow loop devices, so that disks are images",
         )
     if not groups.enforces("cpu"):
         yield Unenforced("cpus", f"programs are only kept to whole cores: {why['cpu']}", groups.fix)
