@@ -60,7 +60,7 @@ def boot(scratch: Path, timeout: float) -> str:
     screen = scratch / "screen"
     with open(screen, "wb") as output:
         subprocess.run(
-            ["nice", *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             timeout=timeout,
