@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
+import structlog
 import uvloop
 from starlette.types import ASGIApp
 
@@ -40,6 +41,8 @@ from capsule.service.accounts import AccountFile
 from capsule.service.happenings import Happenings
 from capsule.sessions.sessions import Sessions
 from capsule.webhooks.hooks import Webhooks
+
+log = structlog.get_logger(__name__)
 
 Announce = Callable[[Config, Service, int], str]  # what a server that listens on a port says
 
@@ -125,6 +128,8 @@ async def _serve(config: Config, announce: Announce) -> None:
             open_service(config, happenings, listeners) as service,
             Sessions(config, service) as sessions,
         ):
+            for each in service.capabilities()[config.provider].warnings:
+                log.warning(each)
             gate = Gate()
             app = build_app(config, service, gate, sessions, webhooks, trail)
             text = announce(config, service, listener.getsockname()[1])

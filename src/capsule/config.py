@@ -135,6 +135,15 @@ class Config(TenantSettings):
             "choice", "what a sandbox's disk is made of", choices=("auto", "loop", "memory")
         ),
     )
+    cgroup_scope: str = field(
+        default="auto",
+        metadata=about(
+            "choice",
+            "auto: where the server's own cgroup cannot hold sandboxes, ask systemd for a scope;"
+            " never: do not, and enforce less",
+            choices=("auto", "never"),
+        ),
+    )
     docker_host: str | None = field(
         default=None,
         metadata=about(

@@ -29,7 +29,13 @@ from tests.support.engine import CACHE, EngineApi, EngineMissing, find_runsc
 FOUND = "CAPSULE_TEST_COMPONENTS"
 SBIN = "/usr/sbin:/sbin"
 CAP_SYS_ADMIN = 1 << 21
-ROOTS_OWN = ("root", "dockerd", "podman", "qemu")  # with CI=true, an ordinary user may lack these
+ROOTS_OWN = (
+    "root",
+    "dockerd",
+    "podman",
+    "qemu",
+    "systemd-machine",
+)  # with CI=true, an ordinary user may lack these
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,13 @@ def _qemu() -> str:
     return _programs("qemu-system-x86_64", "cpio", "busybox")() or kernel()
 
 
+def _systemd_machine() -> str:
+    made, recipe = ROOT / ".cache/vm/systemd/recipe", ROOT / "tests/vm/build_systemd.sh"
+    current = made.exists() and made.read_bytes() == recipe.read_bytes()
+    programs = _programs("qemu-system-x86_64", "mke2fs")()
+    return programs or ("" if current else "no machine to boot was made")
+
+
 def _x86_64() -> str:
     return "" if platform.machine() == "x86_64" else f"this is {platform.machine()}"
 
@@ -200,6 +213,13 @@ _ALL = (
         _qemu,
         "qemu-system-x86 cpio busybox-static",
         "kernel",
+    ),
+    Component(
+        "systemd-machine",
+        "a machine with systemd and its users",
+        _systemd_machine,
+        "qemu-system-x86 mmdebstrap e2fsprogs",
+        "systemd-machine",
     ),
     Component("cc", "attacks in C, the agent's own tests", _programs("cc"), "gcc libc6-dev"),
     Component("musl", "the agent built with musl", _programs("musl-gcc"), "musl-tools"),

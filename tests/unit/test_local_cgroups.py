@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from capsule.model import MIB, Limits
 from capsule.providers.local import cgroups
 from capsule.providers.local.cgroups import Layout
+from capsule.providers.local.scope import Scope
 
 LIMITS = Limits(memory=256 * MIB, cpus=0.5, processes=64)
 
@@ -50,7 +52,7 @@ def test_what_is_missing_is_named_with_a_reason_and_a_fix(tmp_path: Path) -> Non
     assert none.fix and none.entries("box", LIMITS, memory=1) == []
     foreign = Layout(2, unified=tmp_path / "absent", own="/user")
     undelegated = cgroups.prepare(foreign, uid=1000)
-    assert "Delegate=yes" in undelegated.fix
+    assert "that its user owns" in undelegated.fix
     for groups in (none, undelegated):
         assert (groups.version, set(groups.problems)) == (0, {"memory", "pids", "cpu"})
     absent = Layout(1, points={"memory": tmp_path / "absent" / "memory"})
@@ -74,6 +76,7 @@ class Kernel:
     def _populate(self, path: Path) -> None:
         for name in self.FILES:
             self._write(path / name, "")
+        self._write(path / "cgroup.controllers", "cpuset cpu io memory hugetlb pids rdma misc")
         self._write(path / "cgroup.type", "domain")
 
     def _make(self, path: Path, *_: object, exist_ok: bool = False) -> None:
@@ -83,7 +86,9 @@ class Kernel:
             self._populate(path)
 
     def _set(self, path: Path, text: str) -> int:
-        cgroup, threaded = path.parent, "threaded" in (path.parent / "cgroup.type").read_text()
+        cgroup, type_ = path.parent, path.parent / "cgroup.type"
+        root = not type_.exists()
+        threaded = not root and "threaded" in type_.read_text()
         if path.name == "cgroup.procs":
             above = (cgroup.parent / "cgroup.type").read_text()
             if "threaded" in above:
@@ -94,10 +99,10 @@ class Kernel:
         if path.name == "cgroup.subtree_control":
             if text == "+memory" and threaded:
                 raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-            if (cgroup / "cgroup.procs").read_text():
+            if (cgroup / "cgroup.procs").read_text() and not root:
                 if text == "+memory":
                     raise OSError(errno.EBUSY, "Device or resource busy")
-                self._write(cgroup / "cgroup.type", "domain threaded")
+                self._write(type_, "domain threaded")
         return self._write(path, f"{path.read_text()} {text.lstrip('+')}".strip())
 
 
@@ -125,3 +130,141 @@ def test_a_cgroup_that_cannot_be_emptied_is_left_alone(
     groups = cgroups.prepare(Layout(2, unified=tmp_path), 1000)
     assert "processes in" in groups.problems["memory"] and not groups.bases
     assert (tmp_path / "cgroup.type").read_text() == "domain"
+
+
+# As /proc/self/cgroup had them on Debian 13 (systemd 257), and which of them have user.delegate.
+USERS = "/user.slice/user-1000.slice"
+SESSION = f"{USERS}/session-1.scope"
+APPS = f"{USERS}/user@1000.service/app.slice"
+SERVICE = f"{APPS}/capsule.service"
+SCOPE = f"{APPS}/run-r2f4a.scope"
+UNIT = "/system.slice/capsule.service"
+CLAIMED = f"{APPS}/capsule-77-0a1b2c3d.scope"
+NOBODY = Scope(why="no manager answers at /run/user/1000/bus")
+
+
+class Systemd(Kernel):
+    """A tree of units, and a manager that gives scopes. The server is process 4711."""
+
+    def __init__(self, top: Path, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(top, "1", monkeypatch)
+        self.top, self.delegated, self.asked = top, {f"{USERS}/user@1000.service"}, 0
+        self._at(own, "4711")
+        monkeypatch.setattr(os, "getxattr", self._getxattr)
+
+    def _at(self, own: str, process: str) -> Path:
+        path = self.top
+        for name in own.strip("/").split("/"):
+            path /= name
+            if not path.exists():
+                self._make(path)
+        self._write(path / "cgroup.procs", process)
+        return path
+
+    def _getxattr(self, path: Path, name: str) -> bytes:
+        if name == "user.delegate" and f"/{path.relative_to(self.top)}" in self.delegated:
+            return b"1"
+        raise OSError(errno.ENODATA, "No data available")
+
+    def give(self, begun_in: str) -> Scope:
+        self.asked += 1
+        self._at(CLAIMED, "77")
+        return Scope(CLAIMED)
+
+    def refuse(self, begun_in: str) -> Scope:
+        self.asked += 1
+        return NOBODY
+
+
+@pytest.mark.parametrize(
+    ("own", "delegated", "base", "asked"),
+    [
+        pytest.param(SESSION, [], CLAIMED, 1, id="a login session"),
+        pytest.param("/system.slice/cron.service", [], CLAIMED, 1, id="cron"),
+        pytest.param(SCOPE, [], CLAIMED, 1, id="a terminal's scope"),
+        pytest.param(SCOPE, [SCOPE], SCOPE, 0, id="a delegated scope"),
+        pytest.param(f"{SCOPE}/capsule-server", [SCOPE], SCOPE, 0, id="the second server in it"),
+        pytest.param(f"{UNIT}/server", [UNIT], UNIT, 0, id="a unit with DelegateSubgroup"),
+        pytest.param(UNIT, [UNIT], CLAIMED, 1, id="a unit without"),
+        pytest.param(f"{USERS}/user@1000.service/a.scope", [], CLAIMED, 1, id="a slice's child"),
+    ],
+)
+@pytest.mark.parametrize("uid", [0, 1000], ids=["root", "user"])
+def test_boxes_live_in_a_delegated_unit_or_in_a_scope_that_systemd_gives(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uid: int,
+    own: str,
+    delegated: list[str],
+    base: str,
+    asked: int,
+) -> None:
+    systemd = Systemd(tmp_path, own, monkeypatch)
+    systemd.delegated.update(delegated)
+    groups = cgroups.prepare(Layout(2, unified=tmp_path, own=own), uid, systemd.give)
+    assert dict(groups.bases) == dict.fromkeys(
+        cgroups.CONTROLLERS, tmp_path / base.lstrip("/") / "capsule"
+    )
+    assert systemd.asked == asked
+    assert (tmp_path / base.lstrip("/") / "cgroup.procs").read_text() == ""
+    if asked:  # the launcher alone was moved
+        assert (tmp_path / own.lstrip("/") / "cgroup.procs").read_text() == "4711"
+        assert groups.scope == Scope(CLAIMED) and groups.scope.unit == "capsule-77-0a1b2c3d.scope"
+
+
+def test_a_delegated_scope_without_a_controller_is_not_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd = Systemd(tmp_path, SCOPE, monkeypatch)
+    systemd.delegated.add(SCOPE)
+    (tmp_path / SCOPE[1:] / "cgroup.controllers").write_bytes(b"memory pids")
+    assert cgroups.prepare(Layout(2, unified=tmp_path, own=SCOPE), 1000, systemd.give).scope
+
+
+@pytest.mark.parametrize(
+    ("uid", "own", "delegated", "base"),
+    [
+        pytest.param(1000, SERVICE, [SERVICE], SERVICE, id="a user's service"),
+        pytest.param(0, UNIT, [UNIT], UNIT, id="a unit"),
+        pytest.param(0, "/user.slice/user-0.slice/session-2.scope", [], "", id="root by hand"),
+    ],
+)
+def test_where_nobody_gives_a_scope_the_next_best_is_taken(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uid: int,
+    own: str,
+    delegated: list[str],
+    base: str,
+) -> None:
+    systemd = Systemd(tmp_path, own, monkeypatch)
+    systemd.delegated.update(delegated)
+    (tmp_path / "cgroup.type").unlink()  # the root of the hierarchy
+    groups = cgroups.prepare(Layout(2, unified=tmp_path, own=own), uid, systemd.refuse)
+    assert groups.bases["memory"] == tmp_path / base.lstrip("/") / "capsule"
+    assert (groups.problems, groups.scope) == ({}, NOBODY)
+
+
+def test_a_users_scope_that_its_manager_calls_delegated_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no xattr; but the next server finds the cgroups that this one made below it."""
+    systemd = Systemd(tmp_path, SCOPE, monkeypatch)
+    groups = cgroups.prepare(Layout(2, unified=tmp_path, own=SCOPE), 1000, Scope)
+    assert groups.bases["memory"] == tmp_path / SCOPE[1:] / "capsule"
+    leaf = f"{SCOPE}/capsule-server"
+    assert (tmp_path / leaf[1:] / "cgroup.procs").read_text() == "4711\n"
+    second = cgroups.prepare(Layout(2, unified=tmp_path, own=leaf), 1000, systemd.give)
+    assert (second.bases, systemd.asked) == (groups.bases, 0)
+
+
+def test_an_ordinary_user_whom_nobody_answers_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd = Systemd(tmp_path, SESSION, monkeypatch)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    groups = cgroups.prepare(Layout(2, unified=tmp_path, own=SESSION), 54321, systemd.refuse)
+    assert not groups.bases and set(groups.problems) == set(cgroups.CONTROLLERS)
+    assert "no manager answers at /run/user/1000/bus" in groups.problems["memory"]
+    assert "sudo loginctl enable-linger 54321" in groups.fix
+    assert (tmp_path / SESSION[1:] / "cgroup.procs").read_text() == "4711"

@@ -13,7 +13,9 @@ import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,8 @@ from capsule.model import (
     Template,
 )
 from capsule.providers.contract import Box
+from capsule.providers.local import cgroups
+from capsule.providers.local.cgroups import Cgroups
 from capsule.providers.local.provider import LocalProvider
 from capsule.providers.local.settings import LocalSettings
 from tests.support import alive, eventually
@@ -275,3 +279,34 @@ async def test_cgroups_of_a_cleared_run_directory_are_removed_at_the_next_start(
     await again.aclose()
     assert not any(map(os.path.lexists, lost)) and all(map(os.path.lexists, own))
     await box.destroy()
+
+
+@pytest.mark.needs("root", "cgroup")
+async def test_a_new_launcher_has_cgroups_of_its_own(
+    namespaces: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scope, that is: the old one's ended with it, unless sandboxes live there."""
+    old = await namespaces.launch(SandboxId("old"), SPEC)
+    known, real = set(namespaces._cgroups.bases.values()), cgroups.prepare
+    made = [base / f"scope-{namespaces._instance}" for base in known]
+
+    def prepare(*args: Any) -> Cgroups:
+        found = real(*args)
+        for each in made:
+            each.mkdir(exist_ok=True)
+        bases = {name: base / made[0].name for name, base in found.bases.items()}
+        return replace(found, bases=bases)
+
+    monkeypatch.setattr(cgroups, "prepare", prepare)
+    assert namespaces._launcher.pid is not None
+    os.kill(namespaces._launcher.pid, signal.SIGKILL)
+    box = await namespaces.launch(SandboxId("one"), SPEC)
+    own = [Path(each) for each in box.handle.data["cgroups"]]
+    assert {each.parent for each in own} == set(made) and all(map(os.path.lexists, own))
+    (stored,) = [each for each in await handles(namespaces) if each.sandbox_id == "one"]
+    assert stored == box.handle
+    assert await output(box, "echo alive") == await output(old, "echo alive") == "alive"
+    await box.destroy()
+    await eventually(lambda: not leftovers(box), what="nothing of the box is left")
+    for each in made:
+        await asyncio.to_thread(each.rmdir)

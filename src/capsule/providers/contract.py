@@ -73,6 +73,7 @@ class Capabilities:
     features: frozenset[str] = frozenset()  # "pause", "snapshot", … : the optional protocols
     unenforced: tuple[Unenforced, ...] = ()
     findings: tuple[Finding, ...] = field(default_factory=tuple)
+    warnings: tuple[str, ...] = ()  # what a server says in its log, once
 
 
 class Box(abc.ABC):

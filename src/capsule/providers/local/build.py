@@ -19,6 +19,7 @@ def build(config: Config, templates: Mapping[str, Template]) -> LocalProvider:
             agent=agentbin.find(),
             isolation=config.isolation,
             disk_backing=config.disk_backing,
+            cgroup_scope=config.cgroup_scope,
             profiles_dir=config.templates_dir,
             templates=tuple(templates.values()),
         )

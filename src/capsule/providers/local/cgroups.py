@@ -10,18 +10,30 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from capsule.model import Limits
+from capsule.providers.local.scope import NEVER, Scope, user_name
 
 CONTROLLERS = ("memory", "pids", "cpu")
 OURS = 1  # the agent's forker is a member too; an rlimit counts the programs alone
 V1_ONLY = ("cpuacct", "freezer")  # usage, and stopping a whole box at once; part of the core in v2
 PERIOD_US = 100_000
-FIX_V2_USER = "start the server with `systemd-run --user --scope -p Delegate=yes capsule serve`"
+LEAF = "capsule-server"  # where processes go that were in a cgroup which boxes are to be made in
+UNITS = (".service", ".scope", ".slice")
+FIX_NO_SYSTEMD = (
+    "let the server begin in a cgroup of its own, with the controllers memory, pids and cpu, that"
+    " its user owns; or run it as root"
+)
+FIX_NO_SCOPE = "log in through PAM, or `sudo loginctl enable-linger {}`, then start it again"
+FIX_NEVER = "set cgroup_scope to auto"
+FIX_NO_CONTROLLER = (
+    "as root: systemctl edit user@.service, and add [Service] and Delegate=cpu memory pids; then"
+    " log in again"
+)
 
 
 class Mount(NamedTuple):
@@ -49,6 +61,7 @@ class Cgroups:
     problems: Mapping[str, str] = field(default_factory=dict)  # controller → why not
     fix: str = ""
     files: frozenset[str] = frozenset()  # optional settings that this kernel has
+    scope: Scope | None = None  # v2 under systemd: what it gave the launcher, if it was asked
 
     def enforces(self, controller: str) -> bool:
         return controller in self.bases
@@ -156,12 +169,16 @@ def find_here() -> Layout:
         return Layout(0)
 
 
-def prepare(layout: Layout, uid: int) -> Cgroups:
-    """Makes what boxes need. Never raises: what does not work has its reason. Blocks."""
+def prepare(layout: Layout, uid: int, ask: Callable[[str], Scope] | None = None) -> Cgroups:
+    """Makes what boxes need. Never raises: what does not work has its reason. Blocks.
+
+    `ask` asks systemd for a scope, by the cgroup that the server was started in; None: another
+    init runs this machine.
+    """
     if layout.version == 1:
         return _prepare_v1(layout, uid)
     if layout.version == 2 and layout.unified is not None:
-        return _prepare_v2(layout.unified, layout.own, uid)
+        return _prepare_v2(layout.unified, layout.own, uid, ask)
     missing = dict.fromkeys(CONTROLLERS, "no cgroup file system is mounted")
     return Cgroups(0, problems=missing, fix="mount cgroup2 on /sys/fs/cgroup")
 
@@ -200,8 +217,17 @@ def _claim(base: Path) -> str | None:
     return None
 
 
-def _prepare_v2(unified: Path, own: str, uid: int) -> Cgroups:
-    parent = unified if uid == 0 and _is_root(unified) else unified / own.lstrip("/")
+def _prepare_v2(unified: Path, own: str, uid: int, ask: Callable[[str], Scope] | None) -> Cgroups:
+    begun_in = unified / own.lstrip("/")
+    parent, scope = begun_in, None
+    if ask is not None:
+        parent, scope = _under_systemd(unified, own, uid, ask)
+    elif uid == 0 and _is_root(unified):
+        parent = unified
+    if scope is not None and scope.why and uid and not os.access(parent, os.W_OK):
+        problems = dict.fromkeys(CONTROLLERS, f"systemd gave no scope: {scope.why}")
+        fix = FIX_NEVER if scope.why == NEVER else FIX_NO_SCOPE.format(user_name(uid))
+        return Cgroups(0, problems=problems, fix=fix, scope=scope)
     problems = _delegate(parent)
     base = parent / "capsule"
     claimed = _claim(base)
@@ -212,8 +238,45 @@ def _prepare_v2(unified: Path, own: str, uid: int) -> Cgroups:
         for name in _disabled(base):
             problems.setdefault(name, f"{name} is not delegated to {parent}")
     bases = {name: base for name in CONTROLLERS if name not in problems}
-    fix = "" if not problems else (FIX_V2_USER if uid else f"enable the controllers in {parent}")
-    return Cgroups(2 if bases else 0, bases, problems, fix, _known_files(bases.values()))
+    fix = ""
+    if problems and uid:
+        fix = FIX_NO_SYSTEMD if ask is None else FIX_NO_CONTROLLER
+    elif problems:
+        fix = f"enable the controllers in {parent}"
+    return Cgroups(2 if bases else 0, bases, problems, fix, _known_files(bases.values()), scope)
+
+
+def _under_systemd(
+    unified: Path, own: str, uid: int, ask: Callable[[str], Scope]
+) -> tuple[Path, Scope | None]:
+    """What boxes are made below: the delegated unit that the server was started in, else a scope.
+
+    systemd starts a service's next process in the service's own cgroup, which the kernel refuses
+    while boxes live below it. So a service without `DelegateSubgroup=` is the last resort.
+    """
+    begun_in = unified / own.lstrip("/")
+    unit = begun_in if begun_in.name.endswith(UNITS) else begun_in.parent
+    # systemd itself makes no cgroups below units that are not delegated.
+    delegated = _is_delegated(unit) or (unit != begun_in and os.access(unit, os.W_OK) and uid != 0)
+    restarts = unit != begun_in or not unit.name.endswith(".service")
+    if delegated and restarts and not set(CONTROLLERS) - _words(unit / "cgroup.controllers"):
+        return unit, None
+    scope = ask(own)
+    if scope.own:
+        return unified / scope.own.lstrip("/"), scope
+    if delegated:
+        return unit, scope
+    # Beside systemd's tree, or in a cgroup that may lose its controllers: better than no limits.
+    return (begun_in if uid else unified), scope
+
+
+def _is_delegated(unit: Path) -> bool:
+    """systemd marks what it leaves to others; for root's eyes alone before version 251."""
+    for name in ("user.delegate", "trusted.delegate"):
+        with contextlib.suppress(OSError):
+            if os.getxattr(unit, name) == b"1":
+                return True
+    return False
 
 
 def _is_root(cgroup: Path) -> bool:
@@ -230,7 +293,7 @@ def _delegate(parent: Path) -> dict[str, str]:
     """
     if not _disabled(parent):
         return {}
-    if not _is_root(parent) and (stays := _empty(parent, parent / "capsule-server")):
+    if not _is_root(parent) and (stays := _empty(parent, parent / LEAF)):
         return dict.fromkeys(CONTROLLERS, stays)
     _enable(parent)
     return {
@@ -242,11 +305,11 @@ def _delegate(parent: Path) -> dict[str, str]:
 def _empty(source: Path, leaf: Path) -> str:
     """Move all processes of `source` into `leaf`; why that is not possible."""
     try:
-        leaf.mkdir(exist_ok=True)
         for _ in range(10):  # a process may fork meanwhile
             found = (source / "cgroup.procs").read_text().split()
             if not found:
                 return ""
+            leaf.mkdir(exist_ok=True)
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     (leaf / "cgroup.procs").write_text(pid)
@@ -263,11 +326,15 @@ def _enable(at: Path) -> None:
 
 def _disabled(at: Path) -> list[str]:
     """The controllers that are not switched on for the children of `at`."""
-    try:
-        enabled = (at / "cgroup.subtree_control").read_text().split()
-    except OSError:
-        return list(CONTROLLERS)
+    enabled = _words(at / "cgroup.subtree_control")
     return [name for name in CONTROLLERS if name not in enabled]
+
+
+def _words(file: Path) -> set[str]:
+    try:
+        return set(file.read_text().split())
+    except OSError:
+        return set()
 
 
 def _wanted(problems: Mapping[str, str]) -> dict[str, str]:
@@ -277,5 +344,6 @@ def _wanted(problems: Mapping[str, str]) -> dict[str, str]:
 def _known_files(bases: Iterable[Path]) -> frozenset[str]:
     names: set[str] = set()
     for base in set(bases):
-        names.update(os.listdir(base))
+        with contextlib.suppress(OSError):  # the launcher, and its scope, may have ended meanwhile
+            names.update(os.listdir(base))
     return frozenset(names)

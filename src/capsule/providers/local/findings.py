@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from capsule.model import Isolation, Template
+from capsule.model import Isolation, Template, Unenforced
 from capsule.providers.contract import Capabilities, Finding
 from capsule.providers.local import enforcement, exposed_files, programs, remedies
 from capsule.providers.local.probe import LEAST_LANDLOCK, Facts
+from capsule.providers.local.scope import lingers, user_name
 from capsule.providers.local.settings import LocalSettings
 from capsule.surroundings import Kind
 
@@ -19,6 +20,7 @@ def capabilities(
     """`thorough`: also what takes seconds to find out, and changes nothing."""
     level = settings.isolation or facts.strongest()
     usable = facts.allows(level) and backing is not None
+    gaps = tuple(enforcement.unenforced(facts, level, backing or "none"))
     findings = (*_levels(facts, settings), *_parts(facts, settings), *_limits(facts, backing))
     if thorough and not facts.uid_ranges:
         gids = {facts.gid, *os.getgroups()}
@@ -28,9 +30,23 @@ def capabilities(
         usable=usable,
         isolation=level if usable else Isolation.NONE,
         features=enforcement.features(facts, level, backing) if usable else frozenset(),
-        unenforced=tuple(enforcement.unenforced(facts, level, backing or "none")),
+        unenforced=gaps,
         findings=(*findings, *_interpreters(settings.templates)),
+        warnings=tuple(_warnings(facts, gaps)),
     )
+
+
+def _warnings(facts: Facts, gaps: Iterable[Unenforced]) -> Iterable[str]:
+    groups = facts.cgroups
+    if groups.scope is None:
+        return
+    if not groups.scope.own:
+        why = f"systemd gave no scope for sandboxes: {groups.scope.why}"
+        limits = ", ".join(each.what for each in gaps) if groups.problems else ""
+        yield f"not enforced as meant: {limits}; {why}; fix: {groups.fix}" if limits else why
+    elif facts.uid and not lingers(facts.uid):
+        user = user_name(facts.uid)
+        yield f"sandboxes end at the last logout of {user}; fix: loginctl enable-linger {user}"
 
 
 def _levels(facts: Facts, settings: LocalSettings) -> Iterable[Finding]:
@@ -121,6 +137,11 @@ def _limits(facts: Facts, backing: str | None) -> Iterable[Finding]:
     )
     if groups.problems:
         detail += "; " + "; ".join(sorted(set(groups.problems.values())))
+    if groups.scope is not None and groups.scope.own:
+        whose = "the user's systemd" if facts.uid else "systemd"
+        detail += f"; in {groups.scope.unit}, a scope of {whose}"
+    elif groups.scope is not None and groups.bases:
+        detail += f"; not in systemd's care, which gave no scope: {groups.scope.why}"
     yield Finding("cgroups", not groups.problems, detail, remedies.cgroups(facts))
     kinds = {
         "loop": "an ext4 image per sandbox, on the host's disk",

@@ -19,20 +19,25 @@ class Host:
     def __init__(
         self, settings: LocalSettings, facts: Facts, level: Isolation, backing: str
     ) -> None:
-        self.facts = facts
         self.level = level
+        self._backing = backing
         self.cores = Cores(facts.cpus)
         self.watchers = Watchers(settings.run_dir / "boxes", shared=not facts.uid_ranges)
         self.disks = Disks(settings.data_dir, backing, facts.mkfs)
         self.roots = Roots(
             settings.data_dir, level, overlay=facts.can("overlay"), agent=settings.agent
         )
-        self.unenforced = tuple(enforcement.unenforced(facts, level, backing))
-        self.features = enforcement.features(facts, level, backing)
+        self.learn(facts)
         # Of the uids that programs have inside; where a box has one uid, that is ours.
         owner = plan.UID if facts.uid_ranges else None
         self.layers = Layers(settings.data_dir / "layers", owner=owner)
         self.volumes = Volumes(settings.data_dir / "volumes", owner=owner, mkfs=facts.mkfs)
+
+    def learn(self, facts: Facts) -> None:
+        """Also later: with a new launcher the cgroups may be others."""
+        self.facts = facts
+        self.unenforced = tuple(enforcement.unenforced(facts, self.level, self._backing))
+        self.features = enforcement.features(facts, self.level, self._backing)
 
     def adjuster(self, parts: plan.Parts) -> Adjuster | None:
         if not parts.adjustable or parts.view is None:

@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,9 +38,14 @@ MOUNT_POINT = "mount point of a volume"  # the agent's word for the stage
 
 
 class Launcher:
-    def __init__(self, agent: Path, directory: Path) -> None:
+    def __init__(
+        self, agent: Path, directory: Path, on_spawn: Callable[[int], None] = lambda pid: None
+    ) -> None:
+        """`on_spawn` is called in a thread with each launcher's pid, before it is asked anything:
+        what the launcher forks is where the launcher is."""
         self._agent = agent
         self._directory = directory
+        self._on_spawn = on_spawn
         self._socket: Path | None = None
         self._way: Ahead | None = None  # to that socket
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,9 +83,17 @@ class Launcher:
     async def launch(
         self, request: Mapping[str, Any], seccomp: bytes, *, timeout: float = 15.0
     ) -> dict[str, Any]:
-        """Returns when the box's agent answers. Failures: see `launch_failure`."""
+        """Returns when the box's agent answers. Failures: see `launch_failure`.
+
+        Raises NobodyListensError when there was no launcher and there is a new one: a request that
+        names what came with the old one, its cgroups, must be made anew.
+        """
         body = pack(FrameType.DATA, seccomp) + pack(FrameType.EOF)
-        return await self.request({"op": "launch", **request}, body, timeout=timeout)
+        try:
+            return await ask(self._connect, {"op": "launch", **request}, body, timeout=timeout)
+        except NobodyListensError:
+            await self.start()
+            raise
 
     async def sweep(self, request: Mapping[str, Any], *, timeout: float = 15.0) -> None:
         await self.request({"op": "sweep", **request}, timeout=timeout)
@@ -130,6 +143,7 @@ class Launcher:
                 f"the agent cannot be started: {self._agent}: {exc}",
                 hint="build it with `make agent`, and check that run_dir is writable and short",
             ) from exc
+        self._on_spawn(self._process.pid)
         self._socket, self._way = path, Ahead(str(path))
 
     def _new_lifeline(self) -> BinaryIO:

@@ -12,7 +12,6 @@ from pathlib import Path
 from capsule import surroundings
 from capsule.errors import CapsuleError
 from capsule.model import Isolation
-from capsule.providers.local import cgroups
 from capsule.providers.local.cgroups import Cgroups
 from capsule.providers.local.disk import find_mkfs
 from capsule.providers.local.launcher import Launcher
@@ -96,9 +95,8 @@ class Facts:
         return next((level for level in levels if self.allows(level)), Isolation.NONE)
 
 
-async def gather(launcher: Launcher, data_dir: Path) -> Facts:
+async def gather(launcher: Launcher, data_dir: Path, prepared: Cgroups) -> Facts:
     answers = await asyncio.gather(*(_try(launcher, what) for what in PROBES))
-    prepared = await asyncio.to_thread(_prepare_cgroups)
     tries = dict(zip(PROBES, answers, strict=True))
     facts = await asyncio.to_thread(_facts, tries, prepared)
     return await look_at_layers(launcher, facts, data_dir)
@@ -128,10 +126,6 @@ async def _try(launcher: Launcher, what: str, path: Path | None = None) -> Try:
         stage=str(answer.get("stage") or ""),
         errno=number if isinstance(number, int) and number in errnos.errorcode else 0,
     )
-
-
-def _prepare_cgroups() -> Cgroups:
-    return cgroups.prepare(cgroups.find_here(), os.geteuid())
 
 
 def _facts(tries: Mapping[str, Try], prepared: Cgroups) -> Facts:

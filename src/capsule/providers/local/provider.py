@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,9 +43,20 @@ from capsule.providers.contract import (
     VolumeLook,
 )
 from capsule.providers.identity import safe
-from capsule.providers.local import enforcement, findings, plan, probe, records, remedies, trial
+from capsule.providers.local import (
+    cgroups,
+    enforcement,
+    findings,
+    plan,
+    probe,
+    records,
+    remedies,
+    scope,
+    trial,
+)
 from capsule.providers.local.adjust import Adjuster
 from capsule.providers.local.box import LocalBox, shut_down, way_to
+from capsule.providers.local.cgroups import Cgroups
 from capsule.providers.local.filters import Filters
 from capsule.providers.local.folders import make_folder
 from capsule.providers.local.host import Host
@@ -72,7 +83,10 @@ class LocalProvider(Provider):
         self._stage = settings.run_dir / "stage"
         self._spool = settings.data_dir / "spool"
         self._instance = hashlib.sha256(os.fsencode(self._boxes.absolute())).hexdigest()[:8]
-        self._launcher = Launcher(settings.agent, settings.run_dir / "launcher")
+        self._launcher = Launcher(
+            settings.agent, settings.run_dir / "launcher", self._prepare_cgroups
+        )
+        self._cgroups = Cgroups(0)
         self._views = Views(settings.run_dir / "views")
         self._filters = Filters(settings.profiles_dir)
         self._facts: Facts | None = None
@@ -110,7 +124,7 @@ class LocalProvider(Provider):
 
     async def _attempt(self, way: Way) -> CapsuleError | None:
         """What fails where a box is made this way and used."""
-        facts = dataclasses.replace(await self._gather(), uid_ranges=way.uid_ranges)
+        facts = replace(await self._gather(), uid_ranges=way.uid_ranges)
         self._host = host = Host(self.settings, facts, way.level, way.backing)
         await asyncio.to_thread(self._prepare, host)
         try:
@@ -164,7 +178,7 @@ class LocalProvider(Provider):
                     memory = parts.limits.memory
                     await asyncio.to_thread(self._views.make_own, sandbox_id, shown, memory)
             # Milliseconds. To remove half a box while the agent goes on making it is a race.
-            reply = await to_the_end(self._launcher.launch(request, filter_.program))
+            reply = await to_the_end(self._carry_out(host, parts, request, filter_.program, record))
         except BaseException as exc:
             host.cores.release(sandbox_id)
             await finish(
@@ -328,8 +342,18 @@ class LocalProvider(Provider):
     async def _gather(self) -> Facts:
         if self._facts is None:
             await self._launcher.start()
-            self._facts = await probe.gather(self._launcher, self.settings.data_dir)
+            data_dir = self.settings.data_dir
+            self._facts = await probe.gather(self._launcher, data_dir, self._cgroups)
         return self._facts
+
+    def _prepare_cgroups(self, launcher: int) -> None:
+        """In a thread, for each new launcher: its scope ends with it, unless boxes live there."""
+        ask = scope.asker(self.settings.cgroup_scope, launcher)
+        self._cgroups = cgroups.prepare(cgroups.find_here(), os.geteuid(), ask)
+        if self._facts is not None:
+            self._facts = replace(self._facts, cgroups=self._cgroups)
+        if self._host is not None:
+            self._host.learn(replace(self._host.facts, cgroups=self._cgroups))
 
     def _ready(self) -> Host:
         if self._host is None:
@@ -407,6 +431,22 @@ class LocalProvider(Provider):
         if plan.counts_tasks(host.level, host.facts):
             return await asyncio.to_thread(plan.request, host.level, parts, host.facts)
         return plan.request(host.level, parts, host.facts)
+
+    async def _carry_out(
+        self,
+        host: Host,
+        parts: plan.Parts,
+        request: dict[str, Any],
+        program: bytes,
+        record: dict[str, Any],
+    ) -> dict[str, Any]:
+        try:
+            return await self._launcher.launch(request, program)
+        except NobodyListensError:
+            request |= await self._request(host, parts)
+            record |= self._record(host, parts, request)
+            records.complete(parts.dir, record)
+            return await self._launcher.launch(request, program)
 
     async def _view(self, cpus: int, memory: int) -> Path:
         known = self._views.known(cpus, memory)

@@ -176,7 +176,9 @@ def disk(facts: Facts, backing: str) -> str:
         return "let the server use namespaces (see `capsule doctor`)"
     if facts.around.contained:  # there are no loop devices
         return "limit the memory of the container, which disks are part of"
-    return "run the server as root with e2fsprogs installed and loop devices allowed"
+    if facts.uid:
+        return "give sandboxes a smaller `disk`, which is what they can have beyond `memory`"
+    return "install e2fsprogs and allow loop devices, so that disks are images"
 
 
 def cgroups(facts: Facts) -> str:

@@ -18,6 +18,7 @@ class LocalSettings:
     agent: Path
     isolation: Isolation | None = None  # force a level; None: the strongest the kernel grants
     disk_backing: str = "auto"
+    cgroup_scope: str = "auto"
     profiles_dir: Path | None = None  # seccomp profiles besides Capsule's own
     templates: tuple[Template, ...] = ()  # whose needs `probe` looks for
 
