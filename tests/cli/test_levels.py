@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import time
 from pathlib import Path
@@ -11,9 +12,6 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.support.servers import CAPSULE
-
-CODE = "import time; print('ran', flush=True); time.sleep(77.5)"
-
 
 def commands_with(text: str) -> list[str]:
     found = []
@@ -51,7 +49,9 @@ def test_a_root_without_all_capabilities(cli: Cli, capabilities: str, lacking: s
     assert said[f"level {report['isolation']}"]["ok"]
     assert (f"lacks the capabilities {lacking}" in said["uid ranges"]["detail"]) == bool(lacking)
     began = time.monotonic()
-    done = capsule("run", "--timeout", "2", CODE)
+    mark = secrets.token_hex(8)
+    code = f"import time; print('ran', flush=True); time.sleep(77)  # {mark}"
+    done = capsule("run", "--timeout", "2", code)
     assert done.stdout == "ran\n" and "timed out" in done.stderr
     assert time.monotonic() - began < 60, "the timeout ended it"
-    assert not commands_with("sleep(77.5)")
+    assert not commands_with(mark)
