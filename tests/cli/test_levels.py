@@ -13,6 +13,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.support.servers import CAPSULE
 
+
 def commands_with(text: str) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
