@@ -178,7 +178,7 @@ def end(port: int, how: signal.Signals = signal.SIGTERM) -> None:
     pid = server(port)
     assert pid, f"no server at {port}"
     os.kill(pid, how)
-    wait(lambda: not Path(f"/proc/{pid}").exists(), PATIENCE, f"the end of the server at {port}")
+    wait(lambda: not server(port), PATIENCE, f"the end of the server at {port}")
 
 
 def client(port: int) -> CapsuleClient:
