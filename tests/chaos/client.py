@@ -121,6 +121,8 @@ class Client:
     async def delete(self, id: str) -> None:
         path = f"/v1/sandboxes/{id}"
         answer = await self.ask("DELETE", path, on=id)
+        if self.model.full:
+            self.model.retold.add(id)
         if answer is not None and self.expect(answer, "sandboxes", id, 200):
             self.model.owe("sandbox.deleted", id)
         elif answer is None:

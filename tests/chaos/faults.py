@@ -28,6 +28,7 @@ class Faults:
         self.watcher = watcher
         self.dice = random.Random(f"{model.seed}-faults")
         self.start_takes = 0.5
+        self.killed = ""  # the box whose keeper was killed last
         self.deck = [
             self.kill, self.kill, self.kill, self.kill_while_starting,
             self.stop, self.kill_keeper, self.kill_keeper_while_down,
@@ -91,7 +92,8 @@ class Faults:
         homes = [client.home for client in self.clients if client.home]
         for id in self.dice.sample(homes, len(homes)):
             with suppress(FileNotFoundError):  # it is being deleted
-                keeper = int(self.host.record(id)["keeper"])
+                self.killed = self.host.box_of(id)
+                keeper = int(self.host.record(self.killed)["keeper"])
                 self.model.doomed.add(id)
                 self.model.note(id, "--- its keeper is killed")
                 os.kill(keeper, signal.SIGKILL)
@@ -106,6 +108,9 @@ class Faults:
             answer = await self.watcher.insist("GET", f"/v1/sandboxes/{id}", on=id)
             state = answer.json()["state"] if answer.is_success else answer.text
             await asyncio.sleep(0.1)
+        if id and state == "running" and self.host.box_of(id) != self.killed:
+            self.model.doomed.discard(id)  # it was just being reset: what died was its old box
+            return
         self.model.check("boxes", id, "state of one that died", "failed", state)
         if id and state == "failed":
             self.model.owe("sandbox.failed", id)

@@ -51,7 +51,8 @@ class Model:
     kills: list[float] = field(default_factory=list)
     doomed: set[str] = field(default_factory=set)  # sandboxes that a fault has killed
     owed: dict[Owed, float] = field(default_factory=dict)
-    # Execs that were asked for while nothing could be recorded: webhooks may be told twice of them.
+    # Execs and deletes that were asked for while nothing could be recorded: webhooks may be told
+    # twice of them.
     retold: set[str] = field(default_factory=set)
     requests: dict[str, tuple[str, float]] = field(default_factory=dict)  # changes, by their id
     slowest: float = 0.0

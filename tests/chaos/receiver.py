@@ -76,7 +76,7 @@ class Receiver:
             wanted = f"{event.event} {event.exec_id}"
             self.model.violated("webhooks", event.sandbox, "what was delivered", wanted, "nothing")
         for event, ids in self.ids.items():
-            if event.exec_id not in self.model.retold:
+            if (event.exec_id or event.sandbox) not in self.model.retold:
                 about = f"ids of {event.event} {event.exec_id}"
                 self.model.check(
                     "webhooks", event.sandbox, "an event", f"1 {about}", f"{len(ids)} {about}"

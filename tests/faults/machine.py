@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.footprint import Footprint, links, look, names_in, now
+from tests.faults.footprint import Footprint, links, look, names_in, now, records_of
 from tests.support import clean_env, eventually, free_port, listens
 from tests.support.folders import share_roots
 from tests.support.nursery import Nursery
@@ -157,6 +157,11 @@ class Machine:
         """What the provider noted down about a box."""
         found: dict[str, Any] = json.loads((self.base / "run/boxes" / id / "box.json").read_bytes())
         return found
+
+    def box_of(self, id: str) -> str:
+        """Another one after a reset."""
+        found = [body.get("box_id") for row, _, body in records_of(self.base) if row == id]
+        return next(filter(None, found), id)
 
     async def agree(self, within: float = SETTLE_WITHIN) -> Footprint:
         """Kernel, directories, store and API agree."""

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from capsule.errors import NoSpaceError
 from capsule.providers.local.layers import Layers
+from capsule.providers.local.provider import LocalProvider
 from capsule.service import CreateRequest, Service, VolumeWish
+from capsule.service.volumes import Volumes
 from tests.support.backends import layers
 from tests.unit.test_service_real import folder, serving
 from tests.unit.test_snapshots_real import make, restore, sh
@@ -89,6 +92,26 @@ async def test_a_volume_without_its_records_is_kept(
     await asyncio.to_thread((kept / "data.json").write_bytes, file)
     async with serving(folder) as service:
         assert await with_volume(service, "cat data/f") == "kept\n"
+
+
+async def test_a_volume_whose_create_was_refused_never_comes_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full: neither its record could be written nor all of it removed."""
+
+    async def full(*_: object) -> None:
+        raise NoSpaceError("no space left on the disk")
+
+    async with serving(folder) as service:
+        with monkeypatch.context() as patch:
+            patch.setattr(Volumes, "_note", full)
+            patch.setattr(LocalProvider, "drop_volume", full)
+            with pytest.raises(NoSpaceError):
+                await service.volumes.create("data")
+    async with serving(folder) as service:
+        assert service.volumes.list() == []
+        assert await service.volumes._volumed("local").volumes() == []
+    assert files(folder, "volume") == []
 
 
 async def test_while_a_file_cannot_be_read_no_layer_is_dropped(folder: Path) -> None:

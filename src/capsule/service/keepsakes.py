@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -51,6 +52,10 @@ class Keepsakes(Generic[T]):
     async def begin(self, name: str, id: str, body: T) -> None:
         """It is going to be made, or removed: until `keep` or `finish` it is unfinished."""
         await self._do(lambda: self._move(self._path(name), self._path(f".{id}"), body))
+
+    async def withdraw(self, name: str, id: str) -> None:
+        """Unfinished again, if it was kept. Needs no space."""
+        await self._do(lambda: self._withdraw(self._path(name), self._path(f".{id}")))
 
     async def keep(self, name: str, id: str, body: T) -> None:
         await self._do(lambda: self._move(self._path(f".{id}"), self._path(name), body))
@@ -96,6 +101,11 @@ class Keepsakes(Generic[T]):
         except FileNotFoundError:
             self._write(target, body)
         self._settle()
+
+    def _withdraw(self, source: Path, target: Path) -> None:
+        with suppress(FileNotFoundError):
+            os.rename(source, target)
+            self._settle()
 
     def _write(self, path: Path, body: T) -> None:
         draft = path.with_name(f"{path.name}{_DRAFT}")

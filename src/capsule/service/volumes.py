@@ -221,10 +221,12 @@ class Volumes:
             self._busy.discard(key)
 
     async def _undo(self, maker: Volumed, made: Volume) -> None:
-        await maker.drop_volume(made.id)
-        await self._keepsakes.forget(_key(made))
-        await self._keepsakes.finish(made.id)
+        # First: whatever fails here, and whenever the server is killed, `sweep` or the next start
+        # goes on with it.
+        await self._keepsakes.withdraw(_key(made), made.id)
         await self._parts.store.remove_kept(KIND, _key(made))
+        await maker.drop_volume(made.id)
+        await self._keepsakes.finish(made.id)
 
     def _users(self, volume: Volume) -> Sequence[str]:
         entries = self._sandboxes.entries.values()
