@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -251,7 +252,9 @@ class Engine:
     ) -> Any:
         """Not by aiodocker's own query, which leaves a connection open when we are cancelled."""
         docker = await self._ready(agree=versioned)
-        if data is not None and not isinstance(data, bytes):
+        if isinstance(data, bytes):
+            data = io.BytesIO(data)  # sent in pieces: a megabyte at once holds up the loop
+        elif data is not None:
             data = json.dumps(data)
         where = docker._canonicalize_url(path, versioned_api=versioned)
         headers = headers or {"Content-Type": "application/json"}
