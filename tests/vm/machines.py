@@ -20,7 +20,7 @@ COLUMNS = ("memory", "cpus", "processes", "disk")
 def table(machine: str, rows: Iterable[Mapping[str, Any]]) -> str:
     lines = [f"{machine}:", "", f"| started by | in | {' | '.join(f'`{c}`' for c in COLUMNS)} |"]
     lines.append("|---|---|" + "---|" * len(COLUMNS))
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["user"] == "root", row["user"], row["way"])):
         user = "root" if row["user"] == "root" else "an ordinary user"
         cells = ["holds" if row["held"][column] else "**does not**" for column in COLUMNS]
         lines.append(f"| {user} | {row['way']} | {' | '.join(cells)} |")

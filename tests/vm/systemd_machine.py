@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path[:0] = ["/opt/capsule", "/opt/capsule/sdk/python/src", "/opt/site"]
@@ -38,7 +39,6 @@ from tests.vm.systemd_people import (  # noqa: E402
     say,
     serve,
     server,
-    servers,
     wait,
 )
 
@@ -103,7 +103,7 @@ def a_user_in_a_plain_login_session() -> None:
 
 
 def scopes() -> list[Path]:
-    return [*Path("/sys/fs/cgroup").rglob("capsule-*.scope")]
+    return [*Path("/sys/fs/cgroup/user.slice").rglob("capsule-*.scope")]
 
 
 def a_user_in_a_delegated_scope() -> None:
@@ -340,41 +340,53 @@ def what_a_scope_costs() -> None:
         dev.logout()
 
 
-CHECKS: tuple[Callable[[], None], ...] = (
-    a_user_in_a_plain_login_session,
-    a_user_in_a_delegated_scope,
-    a_users_service,
-    a_logout_ends_sandboxes,
-    a_server_in_the_session_keeps_it_open,
-    with_linger_they_outlive_a_logout,
-    a_job_of_cron,
-    nobody_to_ask,
-    what_a_scope_costs,
-    root_by_hand,
-    the_shipped_unit,
-    a_unit_without_a_subgroup,
+# At the same time, on a processor each: no two of a line have the same user's data directory.
+LINES: tuple[tuple[Callable[[], None], ...], ...] = (
+    (
+        a_user_in_a_plain_login_session,
+        a_user_in_a_delegated_scope,
+        a_users_service,
+        a_logout_ends_sandboxes,
+        a_server_in_the_session_keeps_it_open,
+        with_linger_they_outlive_a_logout,
+        what_a_scope_costs,
+    ),
+    (
+        the_shipped_unit,
+        a_unit_without_a_subgroup,
+        root_by_hand,
+        nobody_to_ask,
+    ),
 )
+
+
+def run(checks: Iterable[Callable[[], None]]) -> int:
+    """How many failed."""
+    failed = 0
+    for check in checks:
+        try:
+            check()
+            say(f"ok {check.__name__}")
+        except BaseException:
+            failed += 1
+            say(f"not ok {check.__name__} {traceback.format_exc()}")
+            for path in [*Path("/home/dev").glob("*.log"), *Path("/tmp").glob("*.log")]:
+                say(f"--- {path}\n{path.read_text()[-1500:]}")
+            break  # its server has the data directory that the next one needs
+    return failed
 
 
 def main() -> int:
     release = Path("/etc/os-release").read_text().partition('PRETTY_NAME="')[2].partition('"')[0]
     version = subprocess.run(["systemctl", "--version"], capture_output=True, text=True).stdout
     say("MACHINE " + f"{release}, Linux {os.uname().release}, systemd {version.split()[1]}")
-    failed = 0
-    chosen = Path("/proc/cmdline").read_text().partition("checks=")[2].strip()
-    known = {check.__name__: check for check in CHECKS}
-    for check in [known[name] for name in chosen.split(",")] if chosen else CHECKS:
-        try:
-            check()
-            say(f"ok {check.__name__}")
-        except BaseException:
-            failed += 1
-            for pid in servers().values():
-                os.kill(pid, signal.SIGTERM)  # a data directory is one server's
-            say(f"not ok {check.__name__} {traceback.format_exc()}")
-            for path in [*Path("/home/dev").glob("*.log"), *Path("/tmp").glob("*.log")]:
-                say(f"--- {path}\n{path.read_text()[-1500:]}")
-    return failed
+    # The kernel's first quota changes its code (a static key), which a QEMU that emulates two busy
+    # processors does not always survive: one is idle now, and this quota stays.
+    quota = ["systemctl", "set-property", "--runtime", "checks.service", "CPUQuota=190%"]
+    subprocess.run(quota, check=True)
+    with ThreadPoolExecutor() as pool:
+        failed = sum(pool.map(run, LINES))
+    return failed + run([a_job_of_cron])  # with the contract, which needs both processors
 
 
 if __name__ == "__main__":

@@ -72,9 +72,9 @@ def boot(scratch: Path, timeout: float) -> str:
 @pytest.mark.slow
 @pytest.mark.serial
 @pytest.mark.needs("systemd-machine")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_limits_hold_and_sandboxes_live_on_as_promised_under_systemd(tmp_path: Path) -> None:
-    screen = boot(tmp_path, 580).replace("\r", "")
+    screen = boot(tmp_path, 880).replace("\r", "")
     assert "VM-END 0" in screen and "not ok" not in screen, screen[-6000:]
     (machine,) = re.findall(r"MACHINE (.*)", screen)
     rows = [json.loads(row) for row in re.findall(r"ROW (.*)", screen)]
