@@ -415,10 +415,12 @@ static void __attribute__((noreturn)) loop(void) {
     for (;;) {
         bool killing = continue_kills();
         struct pollfd p[4] = {{ctl, POLLIN, 0}, {signals, POLLIN, 0}, {forker_fd(), POLLIN, 0}, {open_door(), POLLIN, 0}};
-        int ready = poll(p, 4, killing ? 1 : spare_wanted() ? SPARE_AFTER : memory_patience());
+        int wait = memory_patience();
+        bool spare = spare_wanted() && (wait < 0 || wait >= SPARE_AFTER);
+        int ready = poll(p, 4, killing ? 1 : spare ? SPARE_AFTER : wait);
         if (ready < 0 && errno != EINTR) end_box();
         memory_tick();
-        if (!ready && !killing) spare_start();
+        if (!ready && !killing && spare) spare_start();
         if (p[2].revents & POLLIN) forker_hear();
         if (p[3].revents & POLLIN) welcome();
         if (p[1].revents) {

@@ -12,8 +12,8 @@
 #define QUIET 250.0  /* ms between two looks at a box in which nothing changes; */
 #define BUSY 50.0    /* in which something does; */
 #define AGAIN 5.0    /* that was over its limit: a child that vfork has made counts twice, and soon no more */
-#define SHARE 20.0   /* of our time, one part in so many */
-#define BASE 500     /* what the launcher has given us all */
+#define SHARE 20.0   /* of our time, one part in so many; but */
+#define LONGEST 1000.0 /* without a look never for longer */
 #define OURS (1 << 20) /* a process of ours, before it is a program, is smaller */
 
 struct weight { pid_t pid, thread; uint64_t bytes; }; /* thread: one that has the memory */
@@ -23,7 +23,8 @@ static uint64_t limit, machine, sum; /* machine: what there is for all boxes tog
 static double look_at;               /* 0: nobody runs */
 static int empty;                    /* looks that have seen nobody, since somebody was to come */
 static bool still, raised, over;
-static char text[4096]; /* of the file that was read last */
+static int base = 500;    /* our own score, which all begin with: that of our container may be higher */
+static char text[1 << 16]; /* of the file that was read last */
 
 static uint64_t kib(const char *name) {
     const char *at = strstr(text, name);
@@ -75,18 +76,25 @@ static void end(struct weight *w) {
     w->bytes = 0;
 }
 
-/* Only a hostile program has a reason to hide from us (PR_SET_DUMPABLE): it ends before it is large. */
+/* false: it hides from us (PR_SET_DUMPABLE), so that we may not even open the file. */
+static bool set_score(const struct weight *w, int score) {
+    char path[64], value[16];
+    snprintf(path, sizeof path, "%d/task/%d/oom_score_adj", (int)w->pid, (int)w->thread);
+    int size = snprintf(value, sizeof value, "%d", score);
+    cleanup_fd int fd = openat(sweep_proc(), path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return errno != EACCES;
+    (void)!write(fd, value, (size_t)size); /* refused where it is higher already, by whoever may lower it */
+    return true;
+}
+
+/* Who hides, and is large, in a box that is: it ends before it can do harm. */
 static void raise_scores(void) {
     bool raise = false;
     for (struct weight *w = all; w < all + n; w++) {
         uint64_t more = (sum - w->bytes) * 1000 / machine;
-        char name[48], score[16];
-        struct fault f = {0};
         if (!more && !raised) continue;
-        snprintf(name, sizeof name, "task/%d/oom_score_adj", (int)w->thread);
-        snprintf(score, sizeof score, "%d", BASE + (more > 1000 - BASE ? 1000 - BASE : (int)more));
         raise |= more > 0;
-        if (!write_proc(w->pid, name, score, &f) && f.err == EACCES && w->bytes > OURS && sum > limit / 4) end(w);
+        if (!set_score(w, base + (more > (uint64_t)(1000 - base) ? 1000 - base : (int)more)) && w->bytes > OURS && sum > limit / 4) end(w);
     }
     raised = raise;
 }
@@ -107,6 +115,14 @@ static void hold_limit(void) {
     }
 }
 
+/* The launcher writes it when we are there already. */
+static void read_base(void) {
+    cleanup_fd int fd = openat(sweep_proc(), "self/oom_score_adj", O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? -1 : RETRY(read(fd, text, sizeof text - 1));
+    text[got > 0 ? got : 0] = 0;
+    if (got > 0) base = (int)strtol(text, NULL, 10);
+}
+
 /* How long it is to the next. */
 static double look(void) {
     static uint64_t before;
@@ -116,6 +132,7 @@ static double look(void) {
     gid_t gid = box.gid + box.uid_base;
     n = 0;
     sum = 0;
+    read_base();
     if (other) setfsgid(gid), setfsuid(uid); /* whose processes they are: no capability is needed to see into them */
     sweep_programs(weigh, NULL);
     uint64_t now = sum;
@@ -152,5 +169,6 @@ void memory_tick(void) {
     if (look_at <= 0 || began < look_at || still || sweep_paused()) return;
     double wait = look(), now = now_ms(), cost = (now - began) * SHARE;
     empty = n ? 0 : empty + 1;
-    look_at = empty < 10 ? now + (cost > wait ? cost : wait) : 0;
+    if (over || cost < wait) cost = wait;
+    look_at = empty < 10 ? now + (cost < LONGEST ? cost : LONGEST) : 0;
 }

@@ -63,6 +63,7 @@ static bool each_child_of_thread(pid_t parent, pid_t thread, visit *fn, void *ar
     snprintf(path, sizeof path, "%d/task/%d/children", (int)parent, (int)thread);
     cleanup_fd int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
     for (; fd >= 0 && n < sizeof text - 1 && (got = RETRY(read(fd, text + n, sizeof text - 1 - n))) > 0; n += (size_t)got) {}
+    if (n == sizeof text - 1) while (n && text[n - 1] != ' ') n--; /* half a number would be another process */
     text[n] = 0;
     for (char *p = text; *p;) {
         pid_t pid = (pid_t)strtol(p, &p, 10);

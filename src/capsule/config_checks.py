@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from capsule import surroundings
 from capsule.errors import InvalidError
 from capsule.settings import brief
 
@@ -36,9 +37,15 @@ def default_dirs(env: Mapping[str, str], uid: int | None = None) -> dict[str, Pa
     if uid is not None:
         return _usual_dirs(env, uid)
     uid = os.geteuid()
-    spare = {"data_dir": Path(f"/tmp/capsule-home-{uid}"), "run_dir": Path(f"/tmp/capsule-{uid}")}
-    usual = _usual_dirs(env, uid)
-    return {name: usual[name] if may_be(usual[name]) else spare[name] for name in usual}
+    dirs = _usual_dirs(env, uid)
+    if not may_be(dirs["run_dir"]):
+        dirs["run_dir"] = Path(f"/tmp/capsule-{uid}")
+    # A home that is there may be closed for a moment: data must not seem to be lost then.
+    home = env.get("HOME", "/")
+    homeless = home == "/" or not os.path.isdir(home)
+    if not may_be(dirs["data_dir"]) and (homeless or surroundings.find().contained):
+        dirs["data_dir"] = Path(f"/tmp/capsule-home-{uid}")
+    return dirs
 
 
 def may_be(path: Path) -> bool:

@@ -6,8 +6,10 @@ cannot be read is unknown, and never an error: a container may mask any of it.
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -155,7 +157,20 @@ def find_bounds(root: Path = Path("/")) -> Bounds:
     )
 
 
-def exhausted(root: Path = Path("/")) -> str:
+def exhausted() -> str:
+    """As `look_for_exhausted`; of now, or of less than a second ago: a program can have it asked
+    as often as it likes."""
+    global _exhausted
+    now = time.monotonic()
+    if now - _exhausted[0] > 1.0:
+        _exhausted = now, look_for_exhausted()
+    return _exhausted[1]
+
+
+_exhausted = (-math.inf, "")
+
+
+def look_for_exhausted(root: Path = Path("/")) -> str:
     """Asked when no process could be made: the limit around us that is reached, and what to do;
     "" if none is. A few may have ended since. Blocks."""
     for group in _groups(root):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from capsule.errors import CapacityError, CapsuleError, UnavailableError
+from capsule.link.conversation import silence
 from capsule.model import Isolation
 from capsule.providers.local.cgroups import Cgroups
 from capsule.providers.local.levels import FILE, Way, settle, ways
@@ -125,7 +126,17 @@ async def test_outcomes_are_kept_until_something_changes(settings: LocalSettings
     assert len(machine.tried) == 9
 
 
-@pytest.mark.parametrize("error", [CapacityError("full"), UnavailableError("no answer")])
+async def test_what_fails_at_no_stage_counts_for_this_start_alone(settings: LocalSettings) -> None:
+    """An agent that hung up, a box that could not be removed."""
+    machine = Machine(namespaces=UnavailableError("the agent hung up before it was done"))
+    for _ in range(2):
+        _, chosen = await settle(facts(root=False), settings, machine.attempt)
+        assert chosen == Way(LANDLOCK, False, "dir")
+    assert [way.level for way in machine.tried].count(NAMESPACES) == 4
+    assert [way.level for way in machine.tried].count(LANDLOCK) == 1
+
+
+@pytest.mark.parametrize("error", [CapacityError("full"), silence("launch", 15.0)])
 async def test_a_full_or_slow_machine_weakens_nothing(
     error: CapsuleError, settings: LocalSettings
 ) -> None:

@@ -104,9 +104,9 @@ def test_a_full_container_is_named_with_its_option(tmp_path: Path) -> None:
     pids = "sys/fs/cgroup/pids.{}"
     files = {".dockerenv": "", "proc/self/mountinfo": DEV + CGROUP_2, "proc/self/cgroup": "0::/\n"}
     root = tree(tmp_path, {**files, pids.format("max"): "100", pids.format("current"): "40"})
-    assert surroundings.exhausted(root) == ""
+    assert surroundings.look_for_exhausted(root) == ""
     (root / pids.format("current")).write_text("99")
-    assert surroundings.exhausted(root) == (
+    assert surroundings.look_for_exhausted(root) == (
         "the container has 99 of the 100 processes that it may have: delete sandboxes, or raise "
         "its limit (docker run --pids-limit)"
     )

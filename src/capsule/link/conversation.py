@@ -176,8 +176,12 @@ class Conversation:
         await self.stream.aclose()
 
 
-def silence(what: str, seconds: float) -> UnavailableError:
-    return UnavailableError(f"agent did not answer: {what}, waited {seconds:g} s")
+class SilentError(UnavailableError):
+    """The agent may be busy: what was asked for may still happen."""
+
+
+def silence(what: str, seconds: float) -> SilentError:
+    return SilentError(f"agent did not answer: {what}, waited {seconds:g} s")
 
 
 def expect(frame: Frame, type: FrameType) -> dict[str, Any]:

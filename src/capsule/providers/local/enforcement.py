@@ -40,10 +40,10 @@ def unenforced(facts: Facts, level: Isolation, backing: str) -> Iterable[Unenfor
     if not groups.enforces("memory"):
         yield Unenforced(
             "memory",
-            "each process is limited; their sum is looked at 4 to 20 times a second, and what is "
-            "over it is ended. A burst may go over it for that long, and files in memory that no "
-            "process has mapped are not seen: where the machine has no more, other sandboxes may "
-            f"lose programs ({why['memory']})",
+            "each process is limited; their sum is looked at up to 20 times a second, and at least "
+            "once, and what is over is ended. A burst may go over it for that long, and files in "
+            "memory that no process has mapped are not seen: where the machine has no more, other "
+            f"sandboxes may lose programs ({why['memory']})",
             fix,
         )
     elif backing == "tmpfs":

@@ -9,7 +9,7 @@ from capsule.model import Isolation, Template, Unenforced
 from capsule.providers.contract import Capabilities, Finding
 from capsule.providers.local import enforcement, exposed_files, programs, remedies
 from capsule.providers.local.probe import LEAST_LANDLOCK, Facts
-from capsule.providers.local.scope import lingers, user_name
+from capsule.providers.local.scope import SYSTEMD, lingers, user_name
 from capsule.providers.local.settings import LocalSettings
 from capsule.surroundings import Kind
 
@@ -38,13 +38,15 @@ def capabilities(
 
 def _warnings(facts: Facts, gaps: Iterable[Unenforced]) -> Iterable[str]:
     groups = facts.cgroups
-    if groups.scope is None:
-        return
-    if not groups.scope.own:
+    why = "; ".join(sorted(set(groups.problems.values())))
+    if groups.scope is not None and not groups.scope.own:
         why = f"systemd gave no scope for sandboxes: {groups.scope.why}"
-        limits = ", ".join(each.what for each in gaps) if groups.problems else ""
-        yield f"not enforced as meant: {limits}; {why}; fix: {groups.fix}" if limits else why
-    elif facts.uid and not lingers(facts.uid):
+    if groups.problems:
+        limits = ", ".join(each.what for each in gaps)
+        yield f"not enforced as meant: {limits}; {why}; fix: {remedies.cgroups(facts)}"
+    elif why:
+        yield why
+    if facts.uid and groups.version == 2 and SYSTEMD.is_dir() and not lingers(facts.uid):
         user = user_name(facts.uid)
         yield f"sandboxes end at the last logout of {user}; fix: loginctl enable-linger {user}"
 

@@ -20,7 +20,9 @@ from pathlib import Path
 
 import structlog
 
-from capsule.errors import CapacityError, CapsuleError, NoSpaceError, UnavailableError
+from capsule.config_checks import nearest
+from capsule.errors import CapacityError, CapsuleError, NoSpaceError
+from capsule.link.conversation import SilentError
 from capsule.model import Isolation
 from capsule.providers.local.disk import choose_backing
 from capsule.providers.local.probe import Facts, Trial, Try
@@ -102,6 +104,7 @@ class _Outcomes:
         self._path = settings.data_dir / FILE
         self._key = _key(facts, settings)
         self._kept = _read(self._path)
+        self._fresh = fresh
         self._known = {} if fresh else dict(self._kept.get(self._key, {}))
         self._changed = False
 
@@ -110,17 +113,21 @@ class _Outcomes:
         name = json.dumps(asdict(way), sort_keys=True)
         if name not in self._known:
             error = await attempt(way)
-            failure = _failure(error) if error is not None else None
-            if error is not None and failure is None:
+            if error is not None and _says_nothing(error):
                 log.warning("the isolation level could not be tried", reason=error.message)
                 return None
+            failure = None
+            if error is not None:
+                failure = error.message.removeprefix("the sandbox could not be started: ")
+                if "stage" not in error.details:
+                    return failure  # of this start: it may be an accident
             self._known[name] = failure
             self._changed = True
         return self._known[name]
 
     def write(self) -> None:
         """Without it the next start tries again."""
-        if not self._changed:
+        if self._fresh or not self._changed:
             return
         others = [(key, known) for key, known in self._kept.items() if key != self._key]
         kept = dict([*others[-MOST_KEPT + 1 :], (self._key, self._known)])
@@ -130,13 +137,9 @@ class _Outcomes:
             os.replace(draft, self._path)
 
 
-def _failure(error: CapsuleError) -> str | None:
-    """None: the host is full or slow just now, which says nothing of the level."""
-    if isinstance(error, CapacityError | NoSpaceError):
-        return None
-    if isinstance(error, UnavailableError) and "stage" not in error.details:
-        return None
-    return error.message.removeprefix("the sandbox could not be started: ")
+def _says_nothing(error: CapsuleError) -> bool:
+    """The host is full or slow just now, whatever the level."""
+    return isinstance(error, CapacityError | NoSpaceError | SilentError)
 
 
 def _read(path: Path) -> dict[str, dict[str, str | None]]:
@@ -169,4 +172,5 @@ def _key(facts: Facts, settings: LocalSettings) -> str:
     with suppress(OSError):
         stat = settings.agent.stat()
         about += [stat.st_size, stat.st_mtime_ns]
+    about += [nearest(path).stat().st_dev for path in (settings.data_dir, settings.run_dir)]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]

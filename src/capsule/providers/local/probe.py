@@ -155,7 +155,10 @@ def _lacking(effective: str) -> tuple[str, ...]:
 
 def _context(status: Mapping[str, str]) -> tuple[str, ...]:
     """Another boot, container, capability or security profile allows other things."""
-    words = [status.get(name, "") for name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp")]
+    words = [
+        status.get(name, "")
+        for name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters")
+    ]
     words += [_read("/proc/sys/kernel/random/boot_id"), _read("/proc/self/attr/current")]
     for name in ("mnt", "user"):
         try:

@@ -126,18 +126,21 @@ class LocalProvider(Provider):
         """What fails where a box is made this way and used."""
         facts = replace(await self._gather(), uid_ranges=way.uid_ranges)
         self._host = host = Host(self.settings, facts, way.level, way.backing)
-        await asyncio.to_thread(self._prepare, host)
+        await asyncio.to_thread(self._prepare_folders, host)
+        failure = None
         try:
             box = await self.launch(trial.new_id(), trial.SPEC)
             try:
                 await trial.exercise(box)
+            except CapsuleError as error:
+                failure = error
             finally:
                 await to_the_end(box.destroy())
         except CapsuleError as error:
-            return error
+            failure = failure or error
         finally:
             self._host = None
-        return None
+        return failure
 
     async def aclose(self) -> None:
         self._host = None
@@ -148,7 +151,8 @@ class LocalProvider(Provider):
         if self._host is not None:
             facts, backing = self._host.facts, self._host.disks.backing
         else:
-            facts, way = await self._settle(every_level=True)
+            with host_errors("the local provider cannot be set up"):
+                facts, way = await self._settle(every_level=True)
             backing = None if way is None else way.backing
         doctor = self._host is None  # a server asks once it is open, and must not wait
         return await asyncio.to_thread(
@@ -178,7 +182,9 @@ class LocalProvider(Provider):
                     memory = parts.limits.memory
                     await asyncio.to_thread(self._views.make_own, sandbox_id, shown, memory)
             # Milliseconds. To remove half a box while the agent goes on making it is a race.
-            reply = await to_the_end(self._carry_out(host, parts, request, filter_.program, record))
+            reply, parts = await to_the_end(
+                self._carry_out(host, parts, request, filter_.program, record)
+            )
         except BaseException as exc:
             host.cores.release(sandbox_id)
             await finish(
@@ -349,7 +355,13 @@ class LocalProvider(Provider):
     def _prepare_cgroups(self, launcher: int) -> None:
         """In a thread, for each new launcher: its scope ends with it, unless boxes live there."""
         ask = scope.asker(self.settings.cgroup_scope, launcher)
-        self._cgroups = cgroups.prepare(cgroups.find_here(), os.geteuid(), ask)
+        before, self._cgroups = (
+            self._cgroups,
+            cgroups.prepare(cgroups.find_here(), os.geteuid(), ask),
+        )
+        if lost := before.bases.keys() - self._cgroups.bases.keys():
+            why = self._cgroups.problems
+            log.warning("limits are no longer enforced", controllers=sorted(lost), reasons=why)
         if self._facts is not None:
             self._facts = replace(self._facts, cgroups=self._cgroups)
         if self._host is not None:
@@ -361,6 +373,14 @@ class LocalProvider(Provider):
         return self._host
 
     def _prepare(self, host: Host) -> None:
+        """Only by who has the data directory alone: it removes what is half made."""
+        self._prepare_folders(host)
+        if "snapshot" in host.features:
+            host.layers.prepare()
+            host.volumes.prepare()
+            host.watchers.prepare([*records.read_all(self._boxes)])
+
+    def _prepare_folders(self, host: Host) -> None:
         _check_reach(host.facts, self.settings.data_dir, self.settings.run_dir)
         private = 0o700
         passing = 0o711 if host.facts.uid_ranges else private
@@ -377,10 +397,6 @@ class LocalProvider(Provider):
         self._views.drop_lost(self._boxes)
         host.facts.cgroups.remove_lost(self._instance, dict(left))
         host.disks.prepare()
-        if "snapshot" in host.features:
-            host.layers.prepare()
-            host.volumes.prepare()
-            host.watchers.prepare(left)
         plan.learn_host()
 
     async def _parts(self, host: Host, sandbox_id: SandboxId, spec: SandboxSpec) -> plan.Parts:
@@ -439,14 +455,18 @@ class LocalProvider(Provider):
         request: dict[str, Any],
         program: bytes,
         record: dict[str, Any],
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], plan.Parts]:
+        """With the answer, what was launched: the cgroups of a new launcher may count less."""
         try:
-            return await self._launcher.launch(request, program)
+            return await self._launcher.launch(request, program), parts
         except NobodyListensError:
-            request |= await self._request(host, parts)
-            record |= self._record(host, parts, request)
+            counted = enforcement.adjusts(host.facts, host.level, host.disks.backing)
+            parts = replace(parts, adjustable=parts.adjustable and counted)
+            again = await self._request(host, parts)
+            again["fork_answer"] = request["fork_answer"]
+            record |= self._record(host, parts, again) | {"own_view": record["own_view"]}
             records.complete(parts.dir, record)
-            return await self._launcher.launch(request, program)
+            return await self._launcher.launch(again, program), parts
 
     async def _view(self, cpus: int, memory: int) -> Path:
         known = self._views.known(cpus, memory)

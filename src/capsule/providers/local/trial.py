@@ -40,4 +40,4 @@ async def _start_and_end(link: AgentLink, argv: tuple[str, ...]) -> None:
                 async for _ in stream:
                     pass
         except TimeoutError:
-            raise UnavailableError("programs cannot be ended", stage="kill") from None
+            raise UnavailableError("programs cannot be ended") from None
