@@ -135,6 +135,7 @@ static bool prepare_meanwhile(int ctl, struct fault *f) {
 }
 
 static void undo(pid_t init) {
+    disk_let_go(); /* mounted before the box has a hold on it, where the host sees it */
     if (init > 0) {
         kill(init, SIGKILL);
         waitpid(init, NULL, 0);

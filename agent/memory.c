@@ -16,10 +16,15 @@
 #define LONGEST 1000.0 /* without a look never for longer */
 #define OURS (1 << 20) /* a process of ours, before it is a program, is smaller */
 
-struct weight { pid_t pid, thread; uint64_t bytes; }; /* thread: one that has the memory */
+struct weight {
+    pid_t pid, thread;           /* thread: one that has the memory */
+    uint64_t anon, files, seen;  /* its own; of files in memory, which are limited together with the disk that is memory; both, at first */
+    bool hides;
+};
 static struct weight *all;
 static size_t n, room;
-static uint64_t limit, machine, sum; /* machine: what there is for all boxes together */
+static uint64_t limit, disk, machine; /* disk: what files in memory may have besides; machine: what there is for all boxes together */
+static uint64_t anon, sum;            /* of all; with files */
 static double look_at;               /* 0: nobody runs */
 static int empty;                    /* looks that have seen nobody, since somebody was to come */
 static bool still, raised, over;
@@ -55,25 +60,37 @@ static void weigh(pid_t pid, void *unused) {
     if (!w.thread) sweep_each_thread(pid, try_thread, &w); /* its first thread has ended, or all of it has */
     const char *pending = strstr(text, "\nSigPnd:");
     if (!w.thread || !pending || strtoull(pending + 8, NULL, 16) >> (SIGKILL - 1) & 1) return;
-    w.bytes = kib("\nRssAnon:") + kib("\nRssShmem:") + kib("\nVmSwap:");
+    w.anon = kib("\nRssAnon:") + kib("\nVmSwap:");
+    w.files = kib("\nRssShmem:");
+    w.seen = w.anon + w.files;
     if (n == room) all = xrealloc(all, (room = room ? room * 2 : 64) * sizeof *all);
     all[n++] = w;
-    sum += w.bytes;
+    anon += w.anon;
+    sum += w.seen;
 }
 
-/* Its share of what it shares. Of who does not let us see that: all. */
-static uint64_t share(const struct weight *w) {
-    for (struct weight *v = all; v < w; v++)
-        if (v->bytes == w->bytes && !syscall(SYS_kcmp, v->thread, w->thread, KCMP_VM, 0, 0)) return 0;
-    if (!read_file(w, "smaps_rollup", "\nPss_Anon:")) return w->bytes;
-    return kib("\nPss_Anon:") + kib("\nPss_Shmem:") + kib("\nSwapPss:");
+static void forget(struct weight *w) {
+    anon -= w->anon;
+    sum -= w->anon + w->files;
+    w->anon = w->files = 0;
+}
+
+/* It counts with its share of what it shares. Who does not let us see that counts in full. */
+static void share(struct weight *w) {
+    for (struct weight *v = all; v < w; v++) {
+        uint64_t apart = v->seen > w->seen ? v->seen - w->seen : w->seen - v->seen;
+        if (apart <= OURS && !syscall(SYS_kcmp, v->thread, w->thread, KCMP_VM, 0, 0)) return forget(w);
+    }
+    if (!read_file(w, "smaps_rollup", "\nPss_Anon:")) return;
+    forget(w);
+    anon += w->anon = kib("\nPss_Anon:") + kib("\nSwapPss:");
+    sum += w->anon + (w->files = kib("\nPss_Shmem:"));
 }
 
 static void end(struct weight *w) {
     init_tell_oom();
     kill(w->pid, SIGKILL);
-    sum -= w->bytes;
-    w->bytes = 0;
+    forget(w);
 }
 
 /* false: it hides from us (PR_SET_DUMPABLE), so that we may not even open the file. */
@@ -87,30 +104,35 @@ static bool set_score(const struct weight *w, int score) {
     return true;
 }
 
-/* Who hides, and is large, in a box that is: it ends before it can do harm. */
+/* Who hides cannot be made to count for more. A little of that is harmless; where it is much of a box, it ends. */
 static void raise_scores(void) {
     bool raise = false;
+    uint64_t hidden = 0;
     for (struct weight *w = all; w < all + n; w++) {
-        uint64_t more = (sum - w->bytes) * 1000 / machine;
+        uint64_t more = (sum - w->seen) * 1000 / machine;
         if (!more && !raised) continue;
         raise |= more > 0;
-        if (!set_score(w, base + (more > (uint64_t)(1000 - base) ? 1000 - base : (int)more)) && w->bytes > OURS && sum > limit / 4) end(w);
+        w->hides = !set_score(w, base + (more > (uint64_t)(1000 - base) ? 1000 - base : (int)more)) && w->seen > OURS;
+        hidden += w->hides ? w->seen : 0;
+    }
+    for (struct weight *w = all; w < all + n && hidden > limit / 4; w++) {
+        if (!w->hides) continue;
+        hidden -= w->seen;
+        end(w);
     }
     raised = raise;
 }
 
+static bool too_much(void) { return anon > limit || sum > limit + disk; }
+
 static void hold_limit(void) {
-    for (struct weight *w = all; w < all + n && sum > limit; w++) {
-        uint64_t own = share(w);
-        sum -= w->bytes - own;
-        w->bytes = own;
-    }
+    for (struct weight *w = all; w < all + n && too_much(); w++) share(w);
     bool twice = over;
-    over = sum > limit;
-    while (over && twice && sum > limit) {
+    over = too_much();
+    while (over && twice && too_much()) {
         struct weight *most = all;
         for (struct weight *w = all; w < all + n; w++)
-            if (w->bytes > most->bytes) most = w;
+            if (w->anon + w->files > most->anon + most->files) most = w;
         end(most);
     }
 }
@@ -131,7 +153,7 @@ static double look(void) {
     uid_t uid = box.uid + box.uid_base;
     gid_t gid = box.gid + box.uid_base;
     n = 0;
-    sum = 0;
+    anon = sum = 0;
     read_base();
     if (other) setfsgid(gid), setfsuid(uid); /* whose processes they are: no capability is needed to see into them */
     sweep_programs(weigh, NULL);
@@ -148,6 +170,7 @@ static double look(void) {
 void memory_begin(void) {
     const struct json *watch = json_get(box.spec, "memory_watch");
     limit = (uint64_t)json_int(watch, "limit", 0, 0, MAX_INT);
+    disk = (uint64_t)json_int(watch, "disk", 0, 0, MAX_INT);
     machine = (uint64_t)json_int(watch, "of", 1, 1, MAX_INT);
 }
 

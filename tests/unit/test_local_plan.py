@@ -109,7 +109,10 @@ def test_memory_is_watched_where_no_cgroup_holds_it() -> None:
     assert "memory_watch" not in namespaces() and "memory_watch" not in landlock()
     for request in (namespaces(facts(groups=NO_GROUPS)), landlock(facts(groups=NO_GROUPS))):
         assert request["memory_watch"]["limit"] == Limits().memory
-        assert request["memory_watch"]["of"] > 0
+        assert request["memory_watch"]["of"] > 0 and request["memory_watch"]["disk"] == 0
+    disk = {"kind": "tmpfs", "size": GIB, "inodes": 1}
+    request = namespaces(facts(groups=NO_GROUPS), disk=disk)
+    assert request["memory_watch"]["disk"] == GIB, "which is memory, too"
 
 
 @pytest.mark.parametrize(

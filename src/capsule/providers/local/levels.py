@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from capsule.config_checks import nearest
@@ -135,6 +136,8 @@ class _Outcomes:
         with suppress(OSError):
             draft.write_text(json.dumps(kept))
             os.replace(draft, self._path)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _says_nothing(error: CapsuleError) -> bool:
@@ -143,10 +146,9 @@ def _says_nothing(error: CapsuleError) -> bool:
 
 
 def _read(path: Path) -> dict[str, dict[str, str | None]]:
-    with suppress(OSError, ValueError):
-        kept = json.loads(path.read_text())
-        if isinstance(kept, dict) and all(isinstance(each, dict) for each in kept.values()):
-            return kept
+    with suppress(OSError, msgspec.MsgspecError):
+        if path.is_file():
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, str | None]])
     return {}
 
 

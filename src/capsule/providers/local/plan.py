@@ -136,7 +136,12 @@ def request(level: Isolation, parts: Parts, facts: Facts) -> dict[str, Any]:
         "landlock": landlock(level, parts, facts),
     }
     if not facts.cgroups.enforces("memory"):
-        plan["memory_watch"] = {"limit": parts.limits.memory, "of": _memory_of_all()}
+        memory = parts.limits.memory
+        plan["memory_watch"] = {
+            "limit": memory,
+            "disk": charged_memory(parts.limits, backing) - memory,
+            "of": _memory_of_all(),
+        }
     if parts.adjustable:
         # Nobody could raise them later. The cgroup counts processes; each program gets `nofile`.
         plan["rlimits"].pop("nproc", None)
