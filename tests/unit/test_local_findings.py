@@ -62,6 +62,7 @@ def test_who_does_not_linger_is_told_what_a_logout_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, lingers: int, warned: int
 ) -> None:
     monkeypatch.setattr(scope, "LINGER", tmp_path)
+    monkeypatch.setattr(findings, "SYSTEMD", tmp_path)
     if lingers:
         (tmp_path / "54321").touch()
     said = found(Cgroups(2, BASES, scope=SCOPE), uid)
