@@ -34,7 +34,8 @@ __all__ = [
     "subject",
 ]
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]  # what is tried with Docker as well
+# What is tried with Docker as well; beside other tests each request may take seconds.
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
 
 
 @pytest.fixture(scope="session")

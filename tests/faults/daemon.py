@@ -21,6 +21,7 @@ exit 1
 
 class Daemon(Engine):
     def start(self, *, live_restore: bool = False) -> None:
+        self.folder.mkdir(exist_ok=True)  # of one that did not start nothing is left
         program = self.folder / "broken"
         program.write_text(BROKEN)
         program.chmod(0o755)

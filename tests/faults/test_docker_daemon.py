@@ -26,7 +26,7 @@ from tests.faults.daemon import Daemon
 from tests.support import eventually
 from tests.support.nursery import Nursery
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(150)]
 
 COUNTING = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.05; done"
 

@@ -230,7 +230,7 @@ class Engine:
                 start_new_session=True,
             )
 
-    def _await(self, name: str, ready: Callable[[], bool], within: float = 30.0) -> None:
+    def _await(self, name: str, ready: Callable[[], bool], within: float = 60.0) -> None:
         process = self._containerd if name == "containerd" else self._dockerd
         assert process is not None
         deadline = time.monotonic() + within
